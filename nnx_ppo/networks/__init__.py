@@ -1,0 +1,1 @@
+"""Stateful network modules whose carry is passed in and returned."""
