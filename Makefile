@@ -1,0 +1,58 @@
+# Two commands do everything on a machine that has Python 3.11 or newer and make:
+#   make demo    train, export, verify, and run a policy in a control loop
+#   make test    what continuous integration runs: ruff, pyright, pytest
+# PYTHON=python3.12 chooses the interpreter, VENV=/elsewhere the virtual environment,
+# DEMO_ARGUMENTS="--seed 3" and PYTEST_ARGUMENTS="-k carry" go to the command.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_ARGUMENTS ?=
+PYTEST_ARGUMENTS ?=
+# Two workers: more would each hold a copy of JAX and TensorFlow for little gain.
+PYTEST_WORKERS ?= 2
+
+RUN := $(VENV)/bin/python
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+# Stamps inside the environment: one per interpreter version and set of extras. An installation that was
+# interrupted leaves no stamp and is done again.
+CREATED := $(VENV)/.created-$(VERSION)
+FOR_DEMO := $(VENV)/.demo-$(VERSION)
+FOR_TEST := $(VENV)/.test-$(VERSION)
+
+.PHONY: demo test lint format clean check-python
+
+demo: $(FOR_DEMO)
+	$(RUN) -m nnx_ppo.cli demo $(DEMO_ARGUMENTS)
+
+test: lint
+	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGUMENTS)
+
+lint: $(FOR_TEST)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+
+format: $(FOR_TEST)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' is not Python 3.11 or newer; name one, for example: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 2; }
+
+# --clear: an environment made by another interpreter, or half made, is no use.
+$(CREATED): | check-python
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
+
+$(FOR_DEMO): pyproject.toml $(CREATED)
+	$(RUN) -m pip install --disable-pip-version-check --quiet --editable '.[all]'
+	touch $@
+
+$(FOR_TEST): pyproject.toml $(CREATED)
+	$(RUN) -m pip install --disable-pip-version-check --quiet --editable '.[all,dev]'
+	touch $@
