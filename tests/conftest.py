@@ -1,4 +1,4 @@
-"""Every test runs under the strictest settings that the three packages promise to be clean under."""
+"""Every test runs under the strictest settings that the packages promise to be clean under."""
 
 import os
 
