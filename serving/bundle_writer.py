@@ -1,0 +1,172 @@
+"""Writing a bundle beside its target, so that the target is complete or does not appear."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from serving import files
+from serving.bundle import Bundle, check_recordings, read_bundle
+from serving.errors import BundleError
+from serving.manifest import (
+    GOLDEN_FILE,
+    INITIAL_CARRY_FILE,
+    MANIFEST_FILE,
+    Artefact,
+    File,
+    Manifest,
+)
+from serving.manifest_json import encode_manifest
+from serving.tensors import encode_tensors
+
+_CHUNK = 1024 * 1024
+
+
+class BundleWriter:
+    """Context in which a bundle is put together.
+
+    Artefacts are written below `path`, each in a directory of its own; `commit` adds tensors and
+    manifest and moves the whole to its target. Leaving the context without a commit, or by an
+    exception, removes everything written.
+
+    Example:
+        with BundleWriter("policy", overwrite=True) as writer:
+            (writer.path / "onnx").mkdir()
+            (writer.path / "onnx" / "policy.onnx").write_bytes(model)
+            bundle = writer.commit(manifest, initial_carry, golden)
+
+    Args:
+        target: directory to create; its missing parents are created too.
+        overwrite: replace a bundle (or empty directory) that is there. Anything else that exists is
+            refused in any case.
+    """
+
+    def __init__(self, target: str | Path, *, overwrite: bool = False) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._overwrite = overwrite
+        self._path: Path | None = None
+        self._parents: list[Path] = []
+        self._committed = False
+
+    @property
+    def path(self) -> Path:
+        """The temporary directory to write into.
+
+        Raises:
+            BundleError: outside the context or after `commit`.
+        """
+        if self._path is None:
+            raise BundleError(self.target, "is not being written: use the writer as a context")
+        return self._path
+
+    def __enter__(self) -> BundleWriter:
+        """Makes the temporary directory, so that a target that cannot be written fails at once.
+
+        Raises:
+            BundleError: if the target exists and may not be replaced, or cannot be written.
+        """
+        self._check_target()
+        path = files.sibling(self.target)
+        try:
+            self._parents = files.make_parents(self.target.parent)
+            path.mkdir()
+        except OSError as error:
+            files.remove_empty(self._parents)
+            raise BundleError(
+                self.target, f"cannot be written: {error}; choose another target"
+            ) from error
+        self._path = path
+        self._committed = False
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Removes what was written unless it was committed."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        if not self._committed:
+            files.remove_empty(self._parents)
+        self._path = None
+
+    def commit(
+        self,
+        manifest: Manifest,
+        initial_carry: Mapping[str, np.ndarray],
+        golden: Mapping[str, np.ndarray],
+    ) -> Bundle:
+        """Adds tensors and manifest, checks the whole as a reader would, and moves it in place.
+
+        Args:
+            manifest: its `files` and those of its artefacts are filled in here.
+            initial_carry: carry port name to array without batch axis.
+            golden: observation, action and `next_carry` ports as [T, B, ...], `reset` bool [T, B].
+
+        Returns:
+            The bundle at its target.
+
+        Raises:
+            BundleError: if anything would be refused by a reader, or the target appeared meanwhile.
+        """
+        root = self.path
+        check_recordings(manifest, initial_carry, golden, self.target)
+        try:
+            (root / INITIAL_CARRY_FILE).write_bytes(encode_tensors(initial_carry))
+            (root / GOLDEN_FILE).write_bytes(encode_tensors(golden))
+            manifest = msgspec.structs.replace(
+                manifest,
+                files=[_describe(root, root / name) for name in (INITIAL_CARRY_FILE, GOLDEN_FILE)],
+                artefacts={
+                    key: msgspec.structs.replace(artefact, files=_list_files(root, artefact))
+                    for key, artefact in manifest.artefacts.items()
+                },
+            )
+            data = encode_manifest(manifest, self.target / MANIFEST_FILE)
+            (root / MANIFEST_FILE).write_bytes(data)
+            bundle = read_bundle(root)
+            files.sync_tree(root)
+            self._check_target()
+            files.replace_directory(root, self.target)
+        except OSError as error:
+            raise BundleError(self.target, f"cannot be written: {error}") from error
+        self._committed = True
+        self._path = None
+        return Bundle(self.target, bundle.manifest, bundle.initial_carry, bundle.golden)
+
+    def _check_target(self) -> None:
+        target = self.target
+        if not os.path.lexists(target):
+            return
+        if not self._overwrite:
+            raise BundleError(
+                target, "exists already; choose another target or ask for it to be overwritten"
+            )
+        # overwrite=True given the wrong path must not cost anyone a directory of other things.
+        is_directory = target.is_dir() and not target.is_symlink()
+        if not is_directory or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
+            raise BundleError(target, "exists and is not a bundle, so it is not overwritten")
+
+
+def _list_files(root: Path, artefact: Artefact) -> list[File]:
+    directory = root / artefact.entry.split("/")[0]
+    found = sorted(path for path in directory.rglob("*") if not path.is_dir())
+    return [_describe(root, path) for path in found]
+
+
+def _describe(root: Path, path: Path) -> File:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    relative = path.relative_to(root).as_posix()
+    return File(path=relative, sha256=digest.hexdigest(), size=path.stat().st_size)

@@ -1,0 +1,125 @@
+"""Files and directories that appear complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes `data` beside `path`, flushes it to the disk and renames it over `path`.
+
+    Blocks until the disk has the data. Nothing is left behind on a failure.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    partial = sibling(path)
+    try:
+        partial.write_bytes(data)
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sibling(path: Path) -> Path:
+    """Returns a hidden, unused name in the directory of `path`."""
+    return path.parent / f".{path.name}.{secrets.token_hex(6)}.partial"
+
+
+def sync(path: Path) -> None:
+    """Makes the disk hold what was written to a file or directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems refuse to flush a directory; the rename is still in order.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: Path) -> None:
+    """Makes the disk hold every file and directory below `root`."""
+    for directory, _, files in os.walk(root):
+        for file in files:
+            sync(Path(directory) / file)
+        sync(Path(directory))
+
+
+def replace_directory(source: Path, target: Path) -> None:
+    """Moves the directory `source` to `target`, replacing a directory that is there.
+
+    On Linux the two are exchanged in one step, so that a reader finds the old or the new one at any
+    time. Where that is not possible the old one is moved aside first and moved back on a failure.
+
+    Raises:
+        OSError: if the move fails; `target` is then as it was.
+    """
+    if not target.exists():
+        os.rename(source, target)
+    elif _exchange(source, target):
+        shutil.rmtree(source)
+    else:
+        old = sibling(target)
+        os.rename(target, old)
+        try:
+            os.rename(source, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old)
+    sync(target.parent)
+
+
+def make_parents(directory: Path) -> list[Path]:
+    """Creates `directory` with its parents and returns those made, innermost first.
+
+    Raises:
+        OSError: if one cannot be made; those made before it are removed again.
+    """
+    missing: list[Path] = []
+    current = directory
+    while not current.exists():
+        missing.append(current)
+        current = current.parent
+    made: list[Path] = []
+    try:
+        for path in reversed(missing):
+            path.mkdir()
+            made.insert(0, path)
+    except OSError:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(directories: list[Path]) -> None:
+    """Removes the given directories as far as they are empty."""
+    for directory in directories:
+        # One that is in use by now was wanted by someone else, so it stays.
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchanges two paths in one step; False where the system or file system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
+    return done == 0
