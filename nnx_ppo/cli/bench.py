@@ -1,0 +1,153 @@
+"""Time one control step in every runtime that the bundle has and this environment can run.
+
+The runtimes take turns step by step, so that whatever else the machine does meets all of them
+alike. Each step is what a robot does: hand over the observation, run, keep the carry, take the
+action.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nnx_ppo.cli.output import Output, microseconds, table
+from nnx_ppo.cli.runtimes import ALL, add_runtime_option, load_runtimes
+
+if TYPE_CHECKING:
+    from serving import Bundle, Session
+
+EXAMPLES = """examples:
+  nnx-ppo bench policy/
+  nnx-ppo bench policy/ --batch-sizes 1,64 --steps 5000 --json
+  nnx-ppo bench policy/ --runtime onnx --rate-hz 200    (paced, as a robot meets it)
+"""
+
+WARM_UP_STEPS = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, help="directory of the bundle")
+    add_runtime_option(parser, default=ALL)
+    parser.add_argument("--steps", type=_positive, default=2000, help="steps to time [2000]")
+    parser.add_argument(
+        "--batch-sizes",
+        type=_batch_sizes,
+        default=[1],
+        metavar="N,...",
+        help="robots stepped together, several numbers for several rows [1]",
+    )
+    parser.add_argument(
+        "--rate-hz",
+        type=float,
+        default=None,
+        help="pace the steps as a control loop would: caches are cold after a pause [back to back]",
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    from serving import read_bundle
+
+    bundle = read_bundle(arguments.bundle)
+    policies = load_runtimes(arguments.bundle, arguments.runtime, note=output.note)
+    results = []
+    for batch_size in arguments.batch_sizes:
+        sessions = {name: policy.session(batch_size) for name, policy in policies.items()}
+        observations = golden_observations(bundle, batch_size)
+        timings = interleaved_step_times(
+            sessions, observations, steps=arguments.steps, rate_hz=arguments.rate_hz
+        )
+        results += [
+            {"runtime": name, "batch_size": batch_size, "steps": arguments.steps, **summary(times)}
+            for name, times in timings.items()
+        ]
+    rows = [
+        (
+            result["runtime"],
+            str(result["batch_size"]),
+            microseconds(result["median_s"]),
+            microseconds(result["p99_s"]),
+            microseconds(result["max_s"]),
+        )
+        for result in results
+    ]
+    data = {"bundle": str(bundle.path), "rate_hz": arguments.rate_hz, "results": results}
+    output.result(data, table(("runtime", "batch", "median", "p99", "max"), rows))
+    return 0
+
+
+def golden_observations(bundle: "Bundle", batch_size: int) -> list[Any]:
+    """Take the golden trajectory's observations, its rows repeated to the batch size.
+
+    Returns:
+        One observation tree per step, leaves `[batch_size, ...]`.
+    """
+    from serving.tree import unflatten
+
+    ports = bundle.manifest.observation_ports
+    golden = bundle.golden
+    steps, rows = golden[ports[0].name].shape[:2] if ports else (1, 1)
+    chosen = np.arange(batch_size) % rows
+    return [
+        unflatten(
+            bundle.manifest.observation,
+            {port.name: np.ascontiguousarray(golden[port.name][step][chosen]) for port in ports},
+        )
+        for step in range(steps)
+    ]
+
+
+def interleaved_step_times(
+    sessions: "dict[str, Session]",
+    observations: list[Any],
+    *,
+    steps: int,
+    rate_hz: float | None = None,
+) -> dict[str, np.ndarray]:
+    """Step all sessions in turn and time each step.
+
+    Args:
+        sessions: Sessions by name; each is left `steps` and the warm-up further.
+        observations: Batched observations, used over and over.
+        steps: Timed steps of each session.
+        rate_hz: Rounds per second, or None for no pauses.
+
+    Returns:
+        Seconds, `[steps]` float64, by name.
+    """
+    for session in sessions.values():
+        for step in range(WARM_UP_STEPS):
+            session.step(observations[step % len(observations)])
+    times = {name: np.zeros(steps) for name in sessions}
+    clock = time.perf_counter
+    start = clock()
+    for step in range(steps):
+        observation = observations[step % len(observations)]
+        if rate_hz is not None:
+            time.sleep(max(0.0, start + step / rate_hz - clock()))
+        for name, session in sessions.items():
+            before = clock()
+            session.step(observation)
+            times[name][step] = clock() - before
+    return times
+
+
+def summary(times: np.ndarray) -> dict[str, float]:
+    """Median, 99th percentile and maximum of step times in seconds."""
+    return {
+        "median_s": float(np.median(times)),
+        "p99_s": float(np.percentile(times, 99)),
+        "max_s": float(np.max(times)),
+    }
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _batch_sizes(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
