@@ -42,7 +42,7 @@ class JaxDataclass:
 
     def tree_flatten_with_keys(
         self,
-    ) -> tuple[tuple[tuple[jax.tree_util.GetAttrKey, Any], ...], tuple[str, ...]]:
+    ) -> tuple[tuple[tuple[Any, Any], ...], tuple[str, ...]]:
         """Like ``tree_flatten``, with the key under which each child appears in tree paths.
 
         Used by ``jax.tree_util.register_pytree_with_keys_class``; classes registered with

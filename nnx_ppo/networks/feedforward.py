@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jp
 from flax import nnx
 from jaxtyping import Num
 
@@ -42,7 +43,7 @@ class Dense(StatefulModule):
         rollout_extras: Any = None,
     ) -> StatefulModuleOutput:
         """Returns ``activation(obs @ kernel + bias)``; the carry passes through unchanged."""
-        output = self.linear(obs)
+        output = self.linear(jp.asarray(obs))
         if self.activation is not None:
             output = self.activation(output)
         return StatefulModuleOutput(module_state, output, no_regularization(), {})

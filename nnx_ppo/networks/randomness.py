@@ -1,5 +1,6 @@
 """Which random stream a stochastic module draws from."""
 
+import jax
 from flax import nnx
 
 
@@ -27,3 +28,12 @@ def resolve_stream(owner: str, rng: nnx.Rngs | nnx.RngStream, stream_name: str) 
             f"nnx.Rngs({stream_name}=seed, ...)."
         )
     return rng[stream_name]
+
+
+def peek_key(stream: nnx.RngStream) -> jax.Array:
+    """Returns a key from the stream's present position without advancing it.
+
+    The key differs from the one the next draw returns, so that the two are independent.
+    """
+    next_draw = jax.random.fold_in(stream.key[...], stream.count[...])
+    return jax.random.fold_in(next_draw, 1)

@@ -91,7 +91,10 @@ class NormalTanhSampler(ActionSampler):
         mean, spread = jp.split(jp.asarray(obs), 2, axis=-1)
         std = (jax.nn.softplus(spread) + self.min_std) * self.std_scale
 
-        raw_action = self._raw_action(mean, std) if rollout_extras is None else rollout_extras
+        if rollout_extras is None:
+            raw_action = self._raw_action(mean, std)
+        else:
+            raw_action = jp.asarray(rollout_extras)
         log_density = -0.5 * jp.square((raw_action - mean) / std) - HALF_LOG_TWO_PI - jp.log(std)
         log_likelihood = jp.sum(log_density - _log_tanh_slope(raw_action), axis=-1)
 
@@ -118,6 +121,6 @@ class NormalTanhSampler(ActionSampler):
         return jp.sum(normal_entropy + _log_tanh_slope(sample), axis=-1)
 
 
-def _log_tanh_slope(x: AnyArray) -> jax.Array:
+def _log_tanh_slope(x: jax.Array) -> jax.Array:
     """Returns ``log(1 - tanh(x)^2)`` in a form that stays finite for large ``|x|``."""
     return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
