@@ -1,0 +1,1 @@
+"""Writers of one artefact each: StableHLO, SavedModel in two flavours, ONNX."""

@@ -1,0 +1,155 @@
+"""The ONNX artefact: the portable TensorFlow graph through tf2onnx, named after the ports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tensorflow as tf
+import tf2onnx
+from onnx import helper
+
+from export.errors import ExportError
+from export.formats.tensorflow_function import input_signature, quiet_tensorflow
+from export.lowering import Lowering
+from export.step import Step
+from serving.manifest import Artefact
+
+DEFAULT_OPSET = 18
+"""Highest opset that tf2onnx writes; every onnxruntime that the extras allow reads it."""
+
+ENTRY = "onnx/policy.onnx"
+BATCH = "batch"
+"""Name of the symbolic batch axis."""
+
+
+def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
+    """Convert `step` to an ONNX model with one input and output per port.
+
+    Raises:
+        UnsupportedOperationError: An operation has no rule.
+        ExportError: The result does not pass ONNX's full check or uses anything beyond it.
+    """
+
+    def positional(*inputs: Any) -> tuple[Any, ...]:
+        batch: Any = step.batch_size
+        if batch is None:
+            batch = tf.shape(inputs[0])[0]
+        outputs = Lowering(batch).run(step.closed, inputs)
+        return tuple(tf.identity(value) for value in outputs)
+
+    function = tf.function(
+        positional, autograph=False, input_signature=_plainly_named(input_signature(step))
+    )
+    with quiet_tensorflow():
+        model, _ = tf2onnx.convert.from_function(
+            function, input_signature=_plainly_named(input_signature(step)), opset=opset
+        )
+    model = _with_port_names(model, step)
+    _check(model)
+    return model
+
+
+def write_onnx(
+    step: Step, directory: Path, opset: int, metadata: Mapping[str, Any]
+) -> Artefact:
+    """Write the artefact below `directory` and return its manifest entry.
+
+    Args:
+        step: What to write.
+        directory: The bundle under construction.
+        opset: ONNX operator set.
+        metadata: Entries of `metadata_props`; values other than strings become JSON.
+    """
+    model = convert(step, opset)
+    helper.set_model_props(
+        model,
+        {k: v if isinstance(v, str) else json.dumps(v) for k, v in sorted(metadata.items())},
+    )
+    target = directory / ENTRY
+    target.parent.mkdir(parents=True)
+    target.write_bytes(model.SerializeToString(deterministic=True))
+    return Artefact(
+        format="onnx",
+        entry=ENTRY,
+        opset=opset,
+        details={
+            "ir_version": model.ir_version,
+            "nodes": len(model.graph.node),
+            "tf2onnx_version": tf2onnx.__version__,
+            "onnx_version": onnx.__version__,
+        },
+    )
+
+
+def _plainly_named(signature: list[tf.TensorSpec]) -> list[tf.TensorSpec]:
+    # Placeholders with names that no other tensor of the graph can have.
+    return [
+        tf.TensorSpec(spec.shape, spec.dtype, name=f"input_{index}")
+        for index, spec in enumerate(signature)
+    ]
+
+
+def _with_port_names(model: onnx.ModelProto, step: Step) -> onnx.ModelProto:
+    """Rename inputs and outputs to the ports', and state their shapes."""
+    graph = model.graph
+    order = {value.name: index for index, value in enumerate(graph.input)}
+    by_position = [f"input_{index}" for index in range(len(step.inputs))]
+    missing = [name for name in by_position if name not in order]
+    if missing:
+        raise ExportError(f"tf2onnx dropped the inputs {missing}; this is a fault of the exporter")
+    new_names = {old: port.name for old, port in zip(by_position, step.inputs, strict=True)}
+    new_names |= {
+        value.name: name for value, name in zip(graph.output, step.output_names, strict=True)
+    }
+    taken = set(new_names.values())
+    for node in graph.node:
+        node.input[:] = [new_names.get(name, _free(name, taken)) for name in node.input]
+        node.output[:] = [new_names.get(name, _free(name, taken)) for name in node.output]
+    for initializer in graph.initializer:
+        initializer.name = _free(initializer.name, taken)
+    del graph.value_info[:]
+    del graph.input[:]
+    graph.input.extend(_value_info(port.name, port, step.batch_size) for port in step.inputs)
+    del graph.output[:]
+    graph.output.extend(
+        _value_info(name, port, step.batch_size)
+        for name, port in zip(step.output_names, step.output_ports, strict=True)
+    )
+    graph.name = "policy"
+    graph.doc_string = ""
+    model.producer_name = "nnx-ppo-deploy"
+    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    return model
+
+
+def _free(name: str, taken: set[str]) -> str:
+    return f"{name}_inner" if name in taken else name
+
+
+def _value_info(name: str, port: Any, batch_size: int | None) -> onnx.ValueInfoProto:
+    dtype = helper.np_dtype_to_tensor_dtype(_numpy_dtype(port.dtype))
+    return helper.make_tensor_value_info(
+        name, dtype, [BATCH if batch_size is None else batch_size, *port.shape]
+    )
+
+
+def _numpy_dtype(name: str) -> Any:
+    return tf.as_dtype(name).as_numpy_dtype().dtype
+
+
+def _check(model: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:
+        raise ExportError(f"the ONNX model does not pass ONNX's own full check: {error}") from error
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            raise ExportError(f"node {node.name} ({node.op_type}) is outside the standard domain")
+        if node.op_type.startswith("Random"):
+            raise ExportError(f"node {node.name} ({node.op_type}) draws random numbers")

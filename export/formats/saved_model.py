@@ -1,0 +1,47 @@
+"""The SavedModel artefact, portable (plain operations) or xla (one XlaCallModule operation)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from export.formats.tensorflow_function import (
+    portable_function,
+    quiet_tensorflow,
+    xla_function,
+)
+from export.step import Step
+from serving.manifest import Artefact
+
+ENTRIES = {"portable": "saved_model", "xla": "saved_model_xla"}
+"""Flavour → directory in the bundle, which is also the artefact's key."""
+
+
+def write_saved_model(
+    step: Step, directory: Path, flavour: Literal["portable", "xla"], function: Any = None
+) -> Artefact:
+    """Write the artefact below `directory` and return its manifest entry.
+
+    Args:
+        step: What to write.
+        directory: The bundle under construction.
+        flavour: `portable` runs in every TensorFlow; `xla` needs one built with XLA and about as
+            new as the JAX that exported.
+        function: The `tf.function`, if it exists already.
+    """
+    entry = ENTRIES[flavour]
+    if function is None:
+        function = portable_function(step) if flavour == "portable" else xla_function(step)
+    with quiet_tensorflow():
+        concrete = function.get_concrete_function()
+        tf.saved_model.save(
+            tf.Module(), str(directory / entry), signatures={"serving_default": concrete}
+        )
+    return Artefact(
+        format="saved_model",
+        flavour=flavour,
+        entry=entry,
+        details={"tensorflow_version": tf.__version__, "signature": "serving_default"},
+    )

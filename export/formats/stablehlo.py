@@ -1,0 +1,47 @@
+"""The StableHLO artefact: what `jax.export` serializes, readable by older and newer JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax import export as jax_export
+
+from export.step import Step
+from serving.manifest import Artefact
+
+STABLEHLO_VERSION = "1.13.7"
+"""Target of the serialization. jax.export picks a version that only a JAX about as new can read,
+since a symbolic batch adds custom calls; this one is read by every current release."""
+
+ENTRY = "stablehlo/policy.bin"
+
+
+def export_step(step: Step, platforms: tuple[str, ...] = ("cpu",)) -> jax_export.Exported:
+    """Lower `step` with `jax.export` and serialize its module for `STABLEHLO_VERSION`."""
+    exported = jax_export.export(jax.jit(step.function()), platforms=platforms)(*step.input_specs())
+    from jaxlib.mlir.dialects import stablehlo
+
+    portable = stablehlo.serialize_portable_artifact_str(exported.mlir_module(), STABLEHLO_VERSION)
+    return dataclasses.replace(exported, mlir_module_serialized=portable)
+
+
+def write_stablehlo(step: Step, directory: Path, **options: Any) -> Artefact:
+    """Write the artefact below `directory` and return its manifest entry."""
+    exported = export_step(step, **options)
+    target = directory / ENTRY
+    target.parent.mkdir(parents=True)
+    target.write_bytes(exported.serialize())
+    return Artefact(
+        format="stablehlo",
+        entry=ENTRY,
+        details={
+            "stablehlo_version": STABLEHLO_VERSION,
+            "calling_convention_version": int(exported.calling_convention_version),
+            "platforms": ",".join(exported.platforms),
+            "jaxlib_version": jaxlib.__version__,
+        },
+    )

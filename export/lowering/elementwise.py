@@ -1,0 +1,237 @@
+"""Rules for operations that act on each element alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from export.lowering.registry import RULES, NotLowerable
+
+
+def _register_direct(primitive: str, operation: Callable[..., Any]) -> None:
+    def rule(lowering: Any, equation: Any, *inputs: Any) -> Any:
+        return operation(*inputs)
+
+    RULES.register(primitive, broadcasts=True)(rule)
+
+
+for _name, _operation in {
+    "add": tf.add,
+    "add_any": tf.add,
+    "sub": tf.subtract,
+    "mul": tf.multiply,
+    "max": tf.maximum,
+    "min": tf.minimum,
+    "neg": tf.negative,
+    "sign": tf.sign,
+    "abs": tf.abs,
+    "floor": tf.floor,
+    "ceil": tf.math.ceil,
+    "exp": tf.exp,
+    "exp2": lambda x: tf.exp(x * np.asarray(np.log(2.0), x.dtype.as_numpy_dtype)),
+    "log": tf.math.log,
+    "tanh": tf.tanh,
+    "logistic": tf.sigmoid,
+    "sin": tf.sin,
+    "cos": tf.cos,
+    "tan": tf.tan,
+    "asin": tf.asin,
+    "acos": tf.acos,
+    "atan": tf.atan,
+    "sinh": tf.sinh,
+    "cosh": tf.cosh,
+    "asinh": tf.asinh,
+    "acosh": tf.acosh,
+    "atanh": tf.atanh,
+    "sqrt": tf.sqrt,
+    "rsqrt": tf.math.rsqrt,
+    "square": lambda x: tf.multiply(x, x),
+    "erf": tf.math.erf,
+    "erfc": lambda x: tf.subtract(np.asarray(1, x.dtype.as_numpy_dtype), tf.math.erf(x)),
+    "eq": tf.equal,
+    "ne": tf.not_equal,
+    "lt": tf.less,
+    "le": tf.less_equal,
+    "gt": tf.greater,
+    "ge": tf.greater_equal,
+    "copy": tf.identity,
+    "copy_p": tf.identity,
+    "name": tf.identity,
+    "stop_gradient": tf.identity,
+    "reduce_precision": tf.identity,
+}.items():
+    _register_direct(_name, _operation)
+
+
+@RULES.register("optimization_barrier", broadcasts=True)
+def _optimization_barrier(lowering: Any, equation: Any, *inputs: Any) -> Any:
+    return list(inputs)
+
+
+@RULES.register("cbrt", broadcasts=True)
+def _cbrt(lowering: Any, equation: Any, x: Any) -> Any:
+    third = np.asarray(1.0 / 3.0, x.dtype.as_numpy_dtype)
+    return tf.sign(x) * tf.pow(tf.abs(x), third)
+
+
+@RULES.register("expm1", broadcasts=True)
+def _expm1(lowering: Any, equation: Any, x: Any) -> Any:
+    # exp(x) - 1 loses everything near zero; tanh does not: e^x - 1 = tanh(x/2) (e^x + 1).
+    half, one = _constants(x, 0.5, 1.0)
+    return tf.tanh(x * half) * (tf.exp(x) + one)
+
+
+@RULES.register("log1p", broadcasts=True)
+def _log1p(lowering: Any, equation: Any, x: Any) -> Any:
+    # Kahan's correction (HP-15C Advanced Functions Handbook, 1982): the factor x / (u - 1) undoes
+    # the rounding of u = 1 + x. Where u is 1 the result is x, where it is infinite it is u.
+    one, infinity = _constants(x, 1.0, np.inf)
+    u = x + one
+    rounded = u - one
+    tiny = tf.equal(rounded, _zero(x))
+    corrected = tf.math.log(u) * (x / tf.where(tiny, one, rounded))
+    return tf.where(tiny, x, tf.where(tf.equal(u, infinity), u, corrected))
+
+
+@RULES.register("is_finite", broadcasts=True)
+def _is_finite(lowering: Any, equation: Any, x: Any) -> Any:
+    # x - x is zero for every finite number and NaN for the others.
+    return tf.equal(x - x, _zero(x))
+
+
+@RULES.register("atan2", broadcasts=True)
+def _atan2(lowering: Any, equation: Any, y: Any, x: Any) -> Any:
+    return tf.atan2(y, x)
+
+
+@RULES.register("round", broadcasts=True)
+def _round(lowering: Any, equation: Any, x: Any) -> Any:
+    if "AWAY" in str(equation.params["rounding_method"]):
+        (half,) = _constants(x, 0.5)
+        return tf.sign(x) * tf.floor(tf.abs(x) + half)
+    return tf.round(x)
+
+
+@RULES.register("integer_pow", broadcasts=True)
+def _integer_pow(lowering: Any, equation: Any, x: Any) -> Any:
+    exponent = int(equation.params["y"])
+    if exponent < 0:
+        return tf.math.reciprocal(_power(x, -exponent))
+    return _power(x, exponent)
+
+
+def _power(x: Any, exponent: int) -> Any:
+    """Multiply `x` with itself by repeated squaring."""
+    if exponent == 0:
+        return tf.ones_like(x)
+    result = None
+    square = x
+    while exponent:
+        if exponent & 1:
+            result = square if result is None else result * square
+        exponent >>= 1
+        if exponent:
+            square = square * square
+    return result
+
+
+@RULES.register("pow", broadcasts=True)
+def _pow(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    return tf.pow(x, tf.cast(y, x.dtype))
+
+
+@RULES.register("div", broadcasts=True)
+def _div(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    if equation.outvars[0].aval.dtype.kind == "f":
+        return tf.divide(x, y)
+    quotient, _ = _integer_division(x, y)
+    return quotient
+
+
+@RULES.register("rem", broadcasts=True)
+def _rem(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    if equation.outvars[0].aval.dtype.kind == "f":
+        # C's fmod: the sign of x; on magnitudes floor and truncation agree.
+        return tf.sign(x) * tf.math.floormod(tf.abs(x), tf.abs(y))
+    _, remainder = _integer_division(x, y)
+    return remainder
+
+
+def _integer_division(x: Any, y: Any) -> tuple[Any, Any]:
+    """Divide integers, rounding toward zero.
+
+    Only magnitudes are divided: tf2onnx and the ONNX runtimes disagree on negative operands. XLA
+    defines division by zero as quotient -1 and remainder x, where runtimes may trap.
+    """
+    zero, one, minus_one = _constants(x, 0, 1, -1)
+    by_zero = tf.equal(y, zero)
+    magnitude = tf.where(by_zero, one, tf.abs(y))
+    quotient = tf.math.floordiv(tf.abs(x), magnitude)
+    remainder = tf.abs(x) - quotient * magnitude
+    signed = tf.where(tf.equal(x < zero, y < zero), quotient, -quotient)
+    return (
+        tf.where(by_zero, minus_one, signed),
+        tf.where(by_zero, x, tf.where(x < zero, -remainder, remainder)),
+    )
+
+
+@RULES.register("and", broadcasts=True)
+def _and(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    return _logical(equation, tf.logical_and, x, y)
+
+
+@RULES.register("or", broadcasts=True)
+def _or(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    return _logical(equation, tf.logical_or, x, y)
+
+
+@RULES.register("xor", broadcasts=True)
+def _xor(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    return _logical(equation, tf.not_equal, x, y)
+
+
+@RULES.register("not", broadcasts=True)
+def _not(lowering: Any, equation: Any, x: Any) -> Any:
+    return _logical(equation, tf.logical_not, x)
+
+
+def _logical(equation: Any, operation: Any, *inputs: Any) -> Any:
+    if equation.invars[0].aval.dtype != np.bool_:
+        raise NotLowerable(f"bitwise on {equation.invars[0].aval.dtype}; only bool is supported")
+    return operation(*inputs)
+
+
+@RULES.register("clamp", broadcasts=True)
+def _clamp(lowering: Any, equation: Any, low: Any, x: Any, high: Any) -> Any:
+    return tf.minimum(tf.maximum(x, low), high)
+
+
+@RULES.register("select_n", broadcasts=True)
+def _select_n(lowering: Any, equation: Any, which: Any, *cases: Any) -> Any:
+    if len(cases) == 1:
+        return tf.identity(cases[0])
+    if equation.invars[0].aval.dtype == np.bool_:
+        return tf.where(which, cases[1], cases[0])
+    result = cases[-1]
+    for index in range(len(cases) - 2, -1, -1):
+        chosen = tf.less_equal(which, np.asarray(index, which.dtype.as_numpy_dtype))
+        result = tf.where(chosen, cases[index], result)
+    return result
+
+
+@RULES.register("convert_element_type", broadcasts=True)
+def _convert_element_type(lowering: Any, equation: Any, x: Any) -> Any:
+    target = tf.as_dtype(np.dtype(equation.params["new_dtype"]))
+    return tf.not_equal(x, _zero(x)) if target == tf.bool and x.dtype != tf.bool else tf.cast(x, target)
+
+
+def _constants(like: Any, *values: float) -> list[np.ndarray]:
+    """Return NumPy scalars in the dtype of a tensor."""
+    return [np.asarray(value, like.dtype.as_numpy_dtype) for value in values]
+
+
+def _zero(like: Any) -> np.ndarray:
+    return _constants(like, 0)[0]

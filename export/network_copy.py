@@ -1,0 +1,160 @@
+"""Private copies of a network, in evaluation mode, ready to be traced or run.
+
+The caller's network is read once, into a graph definition and arrays, and never touched again:
+whatever happens afterwards happens to copies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from export.delay_layout import use_time_order
+from export.errors import NetworkError, RandomnessError
+from export.module_scopes import add_module_scopes
+from export.structure import leaf_names, paths_of
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkCopy:
+    """A network split into what stays fixed and its arrays."""
+
+    graphdef: Any
+    """Structure and static attributes."""
+    state: Any
+    """All Variables: weights, statistics, random streams."""
+
+    def merge(self, state: Any = None) -> Any:
+        """Return a new module, with `state` (default: the recorded arrays), safe inside a trace."""
+        return nnx.merge(self.graphdef, self.state if state is None else state, copy=True)
+
+    def initialize_state(self, batch_size: int) -> Any:
+        """Return the carry of `batch_size` fresh environments."""
+        return self.merge().initialize_state(batch_size)
+
+
+def reference_copy(network: Any) -> NetworkCopy:
+    """Return the network as the user trained it, switched with `eval()`."""
+    return _copy(network, exported=False)
+
+
+def export_copy(network: Any) -> NetworkCopy:
+    """Return the network in `eval()` mode with delays in time order and modules that say who they are."""
+    return _copy(network, exported=True)
+
+
+def _copy(network: Any, *, exported: bool) -> NetworkCopy:
+    if not isinstance(network, nnx.Module) or not callable(network):
+        raise NetworkError(
+            f"expected a network (a callable flax.nnx.Module, such as a StatefulModule), got "
+            f"{type(network).__module__}.{type(network).__qualname__}"
+        )
+    if not hasattr(network, "initialize_state"):
+        raise NetworkError(
+            f"{type(network).__qualname__} has no initialize_state(batch_size); derive it from "
+            "nnx_ppo.networks.types.StatefulModule, whose default is an empty carry"
+        )
+    graphdef, state = nnx.split(network)
+    copy: Any = nnx.merge(graphdef, state, copy=True)
+    copy.eval()
+    if exported:
+        use_time_order(copy)
+        add_module_scopes(copy)
+    return NetworkCopy(*nnx.split(copy))
+
+
+def fresh_rows(copy: NetworkCopy, kept: list[bool] | None = None) -> list[Any]:
+    """Return the carry leaves of one fresh environment, without a batch axis.
+
+    Args:
+        copy: The network.
+        kept: Flags of the leaves that matter; the rest may be random.
+
+    Raises:
+        NetworkError: A leaf does not lead with the batch axis.
+        RandomnessError: A kept leaf is drawn at random for every environment.
+    """
+    two = copy.initialize_state(2)
+    names = leaf_names("carry", paths_of(two, "carry"))
+    shapes = [jax.eval_shape(lambda b=b: jax.tree.leaves(copy.initialize_state(b))) for b in (2, 3)]
+    rows: list[Any] = []
+    for index, (name, leaf) in enumerate(zip(names, jax.tree.leaves(two), strict=True)):
+        of_two, of_three = shapes[0][index].shape, shapes[1][index].shape
+        if of_two[:1] != (2,) or of_three[:1] != (3,) or of_two[1:] != of_three[1:]:
+            raise NetworkError(
+                f"{name} has shape {of_two} for 2 environments and {of_three} for 3; every leaf that "
+                "initialize_state returns must lead with the batch axis"
+            )
+        rows.append(leaf[0])
+        if kept is not None and kept[index] and not _rows_equal(leaf):
+            raise RandomnessError(
+                f"{name} differs between fresh environments and influences the action: a robot's "
+                "initial carry would be a matter of chance. Initialize it with constants"
+            )
+    return rows
+
+
+def _rows_equal(leaf: Any) -> bool:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    host = np.asarray(leaf)
+    return bool(np.array_equal(host[0], host[1], equal_nan=host.dtype.kind in "fc"))
+
+
+def reset_behaviour(copy: NetworkCopy, kept: list[bool]) -> list[str]:
+    """Tell for each carry leaf what `reset_state` does to it.
+
+    Returns:
+        `initial` where a reset row equals a fresh one, `keep` where a reset changes nothing; for
+        leaves that are not kept, `initial`.
+
+    Raises:
+        NetworkError: A kept leaf is reset to something else.
+    """
+    fresh = copy.initialize_state(2)
+    names = leaf_names("carry", paths_of(fresh, "carry"))
+    outcomes = []
+    for seed in (1, 2):
+        probe = _scrambled(fresh, seed)
+        reset = copy.merge().reset_state(probe)
+        outcomes.append((jax.tree.leaves(probe), jax.tree.leaves(reset)))
+    behaviour: list[str] = []
+    for index, (name, initial) in enumerate(zip(names, jax.tree.leaves(fresh), strict=True)):
+        if not kept[index]:
+            behaviour.append("initial")
+        elif all(_equal(reset[index], initial) for _, reset in outcomes):
+            behaviour.append("initial")
+        elif all(_equal(reset[index], probe[index]) for probe, reset in outcomes):
+            behaviour.append("keep")
+        else:
+            raise NetworkError(
+                f"reset_state sets {name} neither to its initial value nor leaves it alone; a session "
+                "could not reset it. Make reset_state agree with initialize_state"
+            )
+    return behaviour
+
+
+def _scrambled(carry: Any, seed: int) -> Any:
+    generator = np.random.default_rng(seed)
+
+    def scramble(leaf: Any) -> Any:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        if leaf.dtype == bool:
+            return ~leaf
+        noise = generator.standard_normal(leaf.shape) * 3.0 + 5.0
+        return jnp.asarray(noise).astype(leaf.dtype)
+
+    return jax.tree.map(scramble, carry)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    one, other = np.asarray(one), np.asarray(other)
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))

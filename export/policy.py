@@ -1,0 +1,247 @@
+"""Export a trained network into a bundle."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.card import write_card
+from export.errors import ExportError, MissingExtraError
+from export.step import Step, build_step
+from export.trajectory import Trajectory, generate_observations, record, reset_schedule
+from serving.bundle import Bundle
+from serving.bundle_writer import BundleWriter
+from serving.manifest import Artefact, Manifest, metadata_from
+
+FORMATS = ("stablehlo", "saved_model", "onnx")
+SAVED_MODEL_FLAVOURS = ("portable", "xla")
+
+_GOLDEN_STEPS = 64
+_GOLDEN_ROWS = 2
+_VERSIONS_OF = ("jax", "jaxlib", "flax", "tensorflow-cpu", "tensorflow", "tf2onnx", "onnx", "numpy")
+
+
+def export_policy(
+    network: Any,
+    observation: Any,
+    path: str | os.PathLike[str],
+    *,
+    formats: Sequence[str] = FORMATS,
+    batch_size: int | None = None,
+    control_rate_hz: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    extra_outputs: Sequence[str] = (),
+    name: str | None = None,
+    opset: int = 18,
+    overwrite: bool = False,
+    saved_model_flavours: Sequence[str] = SAVED_MODEL_FLAVOURS,
+    stablehlo_platforms: Sequence[str] = ("cpu",),
+) -> Bundle:
+    """Export the deterministic step of `network` into a bundle at `path`.
+
+    The network is copied and the copy switched to `eval()`; `network` itself is not touched, also
+    when the export fails. Only what the action needs is exported: no critic, no log-likelihoods,
+    no carry that cannot influence an action.
+
+    Args:
+        network: A trained `flax.nnx.Module` with `initialize_state` and a call
+            `(carry, observation) -> StatefulModuleOutput`, usually a `StatefulModule`.
+        observation: One example without a batch axis, or the same tree of `jax.ShapeDtypeStruct`.
+        path: Directory to create. It appears complete or not at all.
+        formats: Any of `stablehlo`, `saved_model`, `onnx`.
+        batch_size: A fixed number of environments, or None for artefacts that take any.
+        control_rate_hz: Rate at which the policy was trained to act.
+        metadata: What a robot needs to know, see `serving.manifest.Metadata`; other keys are kept.
+        extra_outputs: `("value",)` exports the critic's estimate too.
+        name: Name of the policy; default: the directory's name.
+        opset: ONNX operator set.
+        overwrite: Replace a bundle that exists at `path`.
+        saved_model_flavours: `portable` (plain TensorFlow operations) and/or `xla` (one XLA call).
+        stablehlo_platforms: Platforms that the StableHLO artefact is lowered for.
+
+    Returns:
+        The bundle, read back and checked.
+
+    Raises:
+        ExportError: The network cannot be exported as asked; the message says what to change.
+        serving.BundleError: `path` exists or cannot be written, or the metadata does not fit.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from flax import nnx
+        >>> from nnx_ppo.networks.factories import make_mlp_actor_critic
+        >>> network = make_mlp_actor_critic(3, 1, [8], [8], nnx.Rngs(0))
+        >>> target = tempfile.mkdtemp() + "/policy"
+        >>> bundle = export_policy(network, np.zeros(3, np.float32), target, formats=["onnx"])
+        >>> [port.name for port in bundle.manifest.action_ports]
+        ['action']
+    """
+    _check_choices(formats, saved_model_flavours, control_rate_hz)
+    described = metadata_from(metadata)
+    with BundleWriter(path, overwrite=overwrite) as writer:
+        step = build_step(
+            network, observation, batch_size=batch_size, extra_outputs=tuple(extra_outputs)
+        )
+        manifest = Manifest(
+            name=name if name is not None else Path(path).name,
+            batch_size=batch_size,
+            control_rate_hz=control_rate_hz,
+            observation=step.observation_tree,
+            action=step.action_tree,
+            observation_ports=step.observation_ports,
+            carry_ports=step.carry_ports,
+            action_ports=step.action_ports,
+            extra_output_ports=step.extra_output_ports,
+            network_carry=step.network_carry,
+            metadata=described,
+            versions=_versions(),
+            git_commit=_git_commit(),
+            artefacts={},
+        )
+        manifest.artefacts.update(
+            _write_artefacts(
+                step,
+                writer.path,
+                manifest,
+                formats,
+                saved_model_flavours,
+                opset,
+                tuple(stablehlo_platforms),
+            )
+        )
+        golden = record_golden(manifest, step, network)
+        write_card(writer.path, manifest)
+        return writer.commit(manifest, step.initial_carry, golden)
+
+
+def record_golden(manifest: Manifest, step: Step, network: Any) -> dict[str, np.ndarray]:
+    """Record the trajectory that every machine can replay to test itself.
+
+    Returns:
+        Observation, action and `next_carry` ports as `[T, B, ...]`, and `reset` `[T, B]` bool.
+    """
+    rows = step.batch_size or _GOLDEN_ROWS
+    observations = generate_observations(manifest, network, _GOLDEN_STEPS, rows, seed=1)
+    reset = reset_schedule(_GOLDEN_STEPS, rows, seed=1)
+    return golden_tensors(manifest, record(manifest, step.reference, observations, reset))
+
+
+def golden_tensors(manifest: Manifest, trajectory: Trajectory) -> dict[str, np.ndarray]:
+    """Return a trajectory as the tensors of a golden file."""
+    from serving import tree as serving_tree
+
+    tensors: dict[str, np.ndarray] = {"reset": trajectory.reset}
+    leaves = serving_tree.leaves(manifest.observation)
+    for leaf, values in zip(leaves, trajectory.observations, strict=True):
+        if leaf.port is not None:
+            tensors[leaf.port] = values
+    tensors |= trajectory.actions
+    next_names = {port.name: port.next_name for port in manifest.carry_ports}
+    tensors |= {next_names[name]: values for name, values in trajectory.next_carry.items()}
+    return tensors
+
+
+def _write_artefacts(
+    step: Step,
+    directory: Path,
+    manifest: Manifest,
+    formats: Sequence[str],
+    flavours: Sequence[str],
+    opset: int,
+    platforms: tuple[str, ...],
+) -> dict[str, Artefact]:
+    artefacts: dict[str, Artefact] = {}
+    if "stablehlo" in formats:
+        from export.formats.stablehlo import write_stablehlo
+
+        artefacts["stablehlo"] = write_stablehlo(step, directory, platforms=platforms)
+    if "saved_model" in formats:
+        _require("tensorflow")
+        from export.formats.saved_model import ENTRIES, write_saved_model
+
+        for flavour in SAVED_MODEL_FLAVOURS:
+            if flavour in flavours:
+                artefacts[ENTRIES[flavour]] = write_saved_model(step, directory, flavour)
+    if "onnx" in formats:
+        for package in ("tensorflow", "tf2onnx", "onnx"):
+            _require(package)
+        from export.formats.onnx import write_onnx
+
+        artefacts["onnx"] = write_onnx(step, directory, opset, onnx_metadata(manifest))
+    return artefacts
+
+
+def onnx_metadata(manifest: Manifest) -> dict[str, Any]:
+    """Return what the ONNX file says about itself, so that it is useful without the bundle.
+
+    Keys: `nnx_ppo.format_version`, `nnx_ppo.name`, `nnx_ppo.control_rate_hz`, `nnx_ppo.carry`
+    (list of input, output, reset), `nnx_ppo.metadata`, and each known field of the metadata under
+    its own name. Values that are not strings are JSON at full precision.
+    """
+    import msgspec
+
+    fields = {k: v for k, v in msgspec.to_builtins(manifest.metadata).items() if v not in (None, {})}
+    return {
+        **{key: value for key, value in fields.items() if key != "extra"},
+        "nnx_ppo.format_version": manifest.format_version,
+        "nnx_ppo.name": manifest.name,
+        "nnx_ppo.control_rate_hz": manifest.control_rate_hz,
+        "nnx_ppo.carry": [
+            {"input": port.name, "output": port.next_name, "reset": port.reset}
+            for port in manifest.carry_ports
+        ],
+        "nnx_ppo.metadata": fields,
+    }
+
+
+def _check_choices(
+    formats: Sequence[str], flavours: Sequence[str], control_rate_hz: float | None
+) -> None:
+    for what, given, known in (
+        ("formats", formats, FORMATS),
+        ("saved_model_flavours", flavours, SAVED_MODEL_FLAVOURS),
+    ):
+        unknown = [item for item in given if item not in known]
+        if isinstance(given, str) or unknown or not given:
+            raise ExportError(f"{what} must be one or more of {known}, got {given!r}")
+    if control_rate_hz is not None and not (0 < control_rate_hz < float("inf")):
+        raise ExportError(f"control_rate_hz must be a positive number in hertz, got {control_rate_hz}")
+
+
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"this format needs the package {package}, which is not installed ({error}); run "
+            '`pip install "nnx-ppo-deploy[export]"`'
+        ) from error
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _VERSIONS_OF:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory, so that a policy can be traced to its code."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,222 @@
+"""Recorded trajectories: observations to feed, and what the user's network makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from export.carry_conversion import exported_leaves
+from export.errors import ObservationSpecError
+from export.network_copy import NetworkCopy
+from export.structure import leaf_names, paths_of, rebuild
+from export.trace import action_of_output
+from nnx_ppo.networks.normalizer import Normalizer
+from serving import tree as serving_tree
+from serving.manifest import Manifest
+
+_LARGE = 30.0
+"""Size of the large corner case, in standard deviations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One recorded run of the user's network under `jax.jit`, at one batch size."""
+
+    observations: list[np.ndarray]
+    """One array `[T, B, ...]` per observation leaf, in the manifest's tree order."""
+    reset: np.ndarray
+    """`[T, B]` bool: the row is reset before the step."""
+    actions: dict[str, np.ndarray]
+    """Action port → `[T, B, ...]`."""
+    next_carry: dict[str, np.ndarray]
+    """Carry port → `[T, B, ...]` after each step, in the exported layout."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.reset.shape[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return self.reset.shape[1]
+
+
+def record(
+    manifest: Manifest,
+    reference: NetworkCopy,
+    observations: list[np.ndarray],
+    reset: np.ndarray,
+) -> Trajectory:
+    """Run the user's network, free running, over observations with resets.
+
+    Args:
+        manifest: Ports and trees of the bundle.
+        reference: The network in evaluation mode, otherwise as the user trained it.
+        observations: One array `[T, B, ...]` per observation leaf.
+        reset: `[T, B]` bool.
+    """
+    batch_size = reset.shape[1]
+
+    @jax.jit
+    def step(carry: Any, observation: Any, reset_rows: Any) -> Any:
+        network = reference.merge()
+        carry = jax.tree.map(
+            lambda fresh, old: jnp.where(_like_rows(reset_rows, old), fresh, old),
+            network.reset_state(carry),
+            carry,
+        )
+        output = network(carry, observation)
+        leaves = [_raw(leaf) for leaf in jax.tree.leaves(output.next_state)]
+        return jax.tree.leaves(action_of_output(output)), output.next_state, leaves
+
+    carry = reference.initialize_state(batch_size)
+    actions: list[list[np.ndarray]] = []
+    carries: list[list[np.ndarray]] = []
+    for t in range(reset.shape[0]):
+        observation = rebuild(manifest.observation, [leaf[t] for leaf in observations])
+        action, carry, leaves = step(carry, observation, reset[t])
+        actions.append([np.asarray(leaf) for leaf in action])
+        carries.append(
+            list(exported_leaves(manifest.network_carry, [np.asarray(x) for x in leaves]).values())
+        )
+    names = list(exported_leaves_names(manifest))
+    return Trajectory(
+        observations=observations,
+        reset=reset,
+        actions=_stacked([port.name for port in manifest.action_ports], actions),
+        next_carry=_stacked(names, carries),
+    )
+
+
+def exported_leaves_names(manifest: Manifest) -> list[str]:
+    """Return the carry ports in the order in which the network's carry holds them."""
+    return [leaf.port for leaf in manifest.network_carry.leaves if leaf.port is not None]
+
+
+def _stacked(names: list[str], rows: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def _like_rows(mask: Any, leaf: Any) -> Any:
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - 1))
+
+
+def _raw(leaf: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def reset_schedule(steps: int, batch_size: int, seed: int = 0) -> np.ndarray:
+    """Return which rows to reset before which step, `[steps, batch_size]` bool.
+
+    All rows at two thirds, every second row at one third, and single rows at random about once in
+    97 steps; never before the first step, where every row is fresh anyway.
+    """
+    generator = np.random.default_rng(seed)
+    reset = generator.random((steps, batch_size)) < 1.0 / 97.0
+    reset[steps // 3, ::2] = True
+    reset[2 * steps // 3] = True
+    reset[0] = False
+    return reset
+
+
+def generate_observations(
+    manifest: Manifest, network: Any, steps: int, batch_size: int, seed: int = 0
+) -> list[np.ndarray]:
+    """Make observations like those of training, with corner cases mixed in.
+
+    Floats move smoothly around the mean of the network's own normalizer with its standard
+    deviation (around 0 with 1 without one); some steps are all zero, some constant, some
+    30 standard deviations away. Bools are drawn at random, `uint8` over its range, other
+    integers from 0 to 3.
+
+    Returns:
+        One array `[steps, batch_size, *shape]` per leaf of the manifest's observation.
+    """
+    generator = np.random.default_rng(seed)
+    leaves = serving_tree.leaves(manifest.observation)
+    means, scales = _normalizer_statistics(network, manifest)
+    return [
+        _generate_leaf(generator, leaf, mean, scale, steps, batch_size)
+        for leaf, mean, scale in zip(leaves, means, scales, strict=True)
+    ]
+
+
+def _generate_leaf(
+    generator: np.random.Generator, leaf: Any, mean: Any, scale: Any, steps: int, batch_size: int
+) -> np.ndarray:
+    shape, dtype = (steps, batch_size, *leaf.shape), np.dtype(leaf.dtype)
+    if dtype.kind == "b":
+        return generator.random(shape) < 0.5
+    if dtype.kind in "iu":
+        high = 256 if dtype == np.uint8 else 4
+        return generator.integers(0, high, shape).astype(dtype)
+    noise = generator.standard_normal(shape)
+    smooth = np.empty(shape)
+    smooth[0] = noise[0]
+    for t in range(1, steps):
+        smooth[t] = 0.9 * smooth[t - 1] + np.sqrt(1.0 - 0.9**2) * noise[t]
+    values = mean + scale * smooth
+    for t in range(7, steps, 61):
+        values[t] = 0.0
+    for t in range(23, steps, 127):
+        values[t] = mean + _LARGE * scale * np.sign(smooth[t])
+    for t in range(41, steps - 3, 173):
+        values[t : t + 3] = mean + scale
+    return values.astype(dtype)
+
+
+def _normalizer_statistics(network: Any, manifest: Manifest) -> tuple[list[Any], list[Any]]:
+    """Return mean and standard deviation per observation leaf, from the first fitting normalizer."""
+    leaves = serving_tree.leaves(manifest.observation)
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    for _, module in nnx.iter_modules(network):
+        if not isinstance(module, Normalizer) or float(module.counter.get_value()) == 0.0:
+            continue
+        means = [np.asarray(m, np.float64) for m in jax.tree.leaves(module.mean.get_value())]
+        squares = [np.asarray(m, np.float64) for m in jax.tree.leaves(module.M2.get_value())]
+        if [m.shape for m in means] == shapes:
+            count = float(module.counter.get_value())
+            return means, [np.sqrt(np.maximum(s / count, 1e-12)) for s in squares]
+    return [0.0] * len(leaves), [1.0] * len(leaves)
+
+
+def given_observations(
+    manifest: Manifest, observations: Any, steps: int, batch_size: int
+) -> list[np.ndarray]:
+    """Lay recorded observations of the caller out as `[steps, batch_size, ...]`.
+
+    Args:
+        manifest: Says what structure is expected.
+        observations: The observation tree with leaves `[T, ...]` or `[T, B, ...]`. Shorter or
+            narrower recordings are repeated, each row shifted in time.
+        steps: How many steps are wanted.
+        batch_size: How many rows are wanted.
+
+    Raises:
+        ObservationSpecError: Structure, shape or dtype do not fit.
+    """
+    node = manifest.observation
+    flat = serving_tree.flatten(node, observations, root="obs", error=ObservationSpecError)
+    names = leaf_names("obs", paths_of(observations, "observation"))
+    result = []
+    for name, leaf, value in zip(names, serving_tree.leaves(node), flat, strict=True):
+        array = np.asarray(value)
+        if str(array.dtype) != leaf.dtype:
+            raise ObservationSpecError(f"{name} has dtype {array.dtype}, expected {leaf.dtype}")
+        if list(array.shape[1:]) == leaf.shape:
+            array = array[:, None]
+        if list(array.shape[2:]) != leaf.shape or array.shape[0] == 0:
+            raise ObservationSpecError(
+                f"{name} has shape {list(array.shape)}, expected [T, *{leaf.shape}] or [T, B, *{leaf.shape}]"
+            )
+        rows = np.arange(batch_size)
+        times = (np.arange(steps)[:, None] + 17 * (rows // array.shape[1])[None]) % array.shape[0]
+        result.append(array[times, (rows % array.shape[1])[None]])
+    return result
