@@ -1,7 +1,52 @@
-"""Makes an exported policy act, with no JAX in the process."""
+"""Makes an exported policy act, with no JAX in the process.
+
+Importing this package loads NumPy and the two libraries of the bundle format; a runtime is loaded
+when a policy asks for it.
+"""
 
 from serving.bundle import Bundle, read_bundle
 from serving.bundle_writer import BundleWriter
-from serving.errors import BundleError, ServingError
+from serving.control_loop import ControlLoop, LoopReport
+from serving.denormals import flush_denormals
+from serving.errors import (
+    BundleError,
+    CarryError,
+    LoopError,
+    ObservationError,
+    PlantError,
+    RuntimeUnavailableError,
+    ServingError,
+    StepError,
+    TreeError,
+)
+from serving.plant import PlantSummary, RemotePlant, serve_plant
+from serving.policy import Policy, load_policy
+from serving.self_test import PortComparison, SelfTestReport, self_test
+from serving.session import Session
 
-__all__ = ["Bundle", "BundleError", "BundleWriter", "ServingError", "read_bundle"]
+__all__ = [
+    "load_policy",
+    "Policy",
+    "Session",
+    "ControlLoop",
+    "LoopReport",
+    "self_test",
+    "SelfTestReport",
+    "PortComparison",
+    "read_bundle",
+    "Bundle",
+    "BundleWriter",
+    "RemotePlant",
+    "serve_plant",
+    "PlantSummary",
+    "flush_denormals",
+    "ServingError",
+    "BundleError",
+    "TreeError",
+    "ObservationError",
+    "CarryError",
+    "StepError",
+    "RuntimeUnavailableError",
+    "LoopError",
+    "PlantError",
+]

@@ -1,0 +1,202 @@
+"""What every runtime gives: a step bound to memory of its own, and the checks they share."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from serving.bundle import Bundle
+from serving.errors import BundleError
+from serving.manifest import Manifest, Port
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """What an artefact itself says about one of its inputs or outputs."""
+
+    shape: tuple[int | None, ...] | None
+    """With the batch axis; None for a size that is open, or for a shape that is unknown."""
+    dtype: str
+    """NumPy's name of the element type."""
+
+
+class Step(abc.ABC):
+    """The step of one session, with all its memory allocated once.
+
+    The carry lies in two sets of arrays. `run` reads the current set and fills the other one;
+    `advance` exchanges them, which is all that a successful step changes. A `run` that raises
+    therefore leaves the carry as it was. Nothing here is safe for use by two threads at once.
+
+    Attributes:
+        observation: arrays [B, ...] in port order; written by the caller before `run`.
+        action: arrays [B, ...] in port order; valid after `run`, overwritten by the next.
+        extra: extra outputs, likewise.
+    """
+
+    def __init__(self, manifest: Manifest, batch_size: int) -> None:
+        self.observation = _zeros(manifest.observation_ports, batch_size)
+        self.action = _zeros(manifest.action_ports, batch_size)
+        self.extra = _zeros(manifest.extra_output_ports, batch_size)
+        self._carries = tuple(_zeros(manifest.carry_ports, batch_size) for _ in range(2))
+        self._current = 0
+
+    @property
+    def carry(self) -> list[np.ndarray]:
+        """The current carry in port order; the caller may write into the arrays."""
+        return self._carries[self._current]
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Computes action, extra outputs and the next carry from observation and carry.
+
+        Raises:
+            Exception: whatever the runtime raises; the current carry is unchanged then.
+        """
+
+    def advance(self) -> None:
+        """Makes the carry that `run` computed the current one."""
+        self._current ^= 1
+
+    def _inputs(self) -> list[np.ndarray]:
+        """Arrays in the order of an artefact's inputs."""
+        return [*self.carry, *self.observation]
+
+    def _outputs(self) -> list[np.ndarray]:
+        """Arrays in the order of an artefact's outputs."""
+        return [*self.action, *self._carries[self._current ^ 1], *self.extra]
+
+    def _store(self, values: Sequence[np.ndarray], names: Sequence[str]) -> None:
+        """Copies what a runtime returned into the output arrays.
+
+        Raises:
+            ValueError: if the number of values, a shape or an element type is another.
+        """
+        targets = self._outputs()
+        if len(values) != len(targets):
+            raise ValueError(f"{len(values)} outputs, expected {len(targets)}")
+        for target, value, name in zip(targets, values, names, strict=True):
+            if value.shape != target.shape or value.dtype != target.dtype:
+                raise ValueError(
+                    f"output {name!r} is {value.dtype}{list(value.shape)}, "
+                    f"expected {target.dtype}{list(target.shape)}"
+                )
+            np.copyto(target, value)
+
+
+class Runtime(abc.ABC):
+    """One artefact, loaded and checked against the ports; makes steps for sessions.
+
+    Used from several threads: `bind` may be called from any.
+    """
+
+    def __init__(self, bundle: Bundle, artefact: str) -> None:
+        self.manifest = bundle.manifest
+        self.file = bundle.artefact_path(artefact)
+
+    @abc.abstractmethod
+    def _make_step(self, batch_size: int) -> Step: ...
+
+    def bind(self, batch_size: int) -> Step:
+        """Returns a step for `batch_size` rows, its carry all zeros.
+
+        The step is run once on zeros, so that the first real one pays for no allocation or
+        compilation, and so that an artefact that cannot run or gives other shapes is found here.
+
+        Raises:
+            BundleError: if the artefact does not run.
+        """
+        try:
+            step = self._make_step(batch_size)
+            step.run()
+        except Exception as error:  # every runtime has its own family of errors
+            raise BundleError(
+                self.file, f"does not run with {batch_size} rows: {error}; export it again"
+            ) from error
+        return step
+
+
+def input_ports(manifest: Manifest) -> dict[str, Port]:
+    """Returns an artefact's inputs by name, in order."""
+    return {port.name: port for port in [*manifest.carry_ports, *manifest.observation_ports]}
+
+
+def output_ports(manifest: Manifest) -> dict[str, Port]:
+    """Returns an artefact's outputs by name, in order; next carry by its own name."""
+    ports = {port.name: port for port in manifest.action_ports}
+    ports.update({port.next_name: port for port in manifest.carry_ports})
+    ports.update({port.name: port for port in manifest.extra_output_ports})
+    return ports
+
+
+def check_signature(
+    file: Path,
+    manifest: Manifest,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+) -> None:
+    """Checks what an artefact says about itself against the manifest.
+
+    Converters lose sizes of outputs now and then, so an open size passes there; the first run
+    finds what is wrong with it.
+
+    Raises:
+        BundleError: naming the artefact and the tensor.
+    """
+    _check_names(file, "input", inputs, input_ports(manifest))
+    _check_names(file, "output", outputs, output_ports(manifest))
+    for name, port in input_ports(manifest).items():
+        shape = inputs[name].shape
+        open_sizes = shape is None or None in shape[1:]
+        # A fixed batch in the file can serve only the batch size for which the bundle is made.
+        wrong_batch = bool(shape) and shape[0] not in (None, manifest.batch_size)
+        if open_sizes or wrong_batch or not _fits(inputs[name], port):
+            raise _mismatch(file, "input", name, inputs[name], port, manifest.batch_size)
+    for name, port in output_ports(manifest).items():
+        if not _fits(outputs[name], port):
+            raise _mismatch(file, "output", name, outputs[name], port, manifest.batch_size)
+
+
+def _zeros(ports: Sequence[Port], batch_size: int) -> list[np.ndarray]:
+    return [np.zeros((batch_size, *port.shape), port.dtype) for port in ports]
+
+
+def _check_names(
+    file: Path, kind: str, found: Mapping[str, Tensor], expected: Mapping[str, Port]
+) -> None:
+    missing = [name for name in expected if name not in found]
+    surplus = [name for name in found if name not in expected]
+    if missing or surplus:
+        raise BundleError(
+            file,
+            f"its {kind}s do not match the manifest: missing {missing[:20]}, "
+            f"unexpected {surplus[:20]}; export it again",
+        )
+
+
+def _fits(tensor: Tensor, port: Port) -> bool:
+    if tensor.dtype != port.dtype:
+        return False
+    if tensor.shape is None:
+        return True
+    sizes = zip(tensor.shape[1:], port.shape, strict=False)
+    return len(tensor.shape) == len(port.shape) + 1 and all(a in (None, b) for a, b in sizes)
+
+
+def _mismatch(
+    file: Path, kind: str, name: str, tensor: Tensor, port: Port, batch_size: int | None
+) -> BundleError:
+    found = "unknown" if tensor.shape is None else _shape(tensor.shape)
+    expected = _shape((batch_size, *port.shape))
+    return BundleError(
+        file,
+        f"{kind} {name!r} is {tensor.dtype}{found}, the manifest says {port.dtype}{expected}; "
+        "export it again",
+    )
+
+
+def _shape(sizes: Sequence[int | None]) -> str:
+    return f"[{', '.join('any' if size is None else str(size) for size in sizes)}]"

@@ -1,0 +1,133 @@
+"""Steps an ONNX file with onnxruntime, on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import onnxruntime
+
+from serving.bundle import Bundle
+from serving.errors import BundleError
+from serving.manifest import Manifest
+from serving.runtimes.base import (
+    Runtime,
+    Step,
+    Tensor,
+    check_signature,
+    input_ports,
+    output_ports,
+)
+
+_DTYPES = {
+    "tensor(bool)": "bool",
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    **{f"tensor({sign}int{n})": f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)},
+}
+
+_QUIET = 4  # fatal messages only; every failure reaches the caller as an exception anyway
+
+
+class OnnxStep(Step):
+    """Inputs and outputs are bound once to the step's arrays, for either direction of the carry."""
+
+    def __init__(
+        self, manifest: Manifest, batch_size: int, session: onnxruntime.InferenceSession
+    ) -> None:
+        super().__init__(manifest, batch_size)
+        self._run = session.run_with_iobinding
+        self._options = onnxruntime.RunOptions()
+        self._options.log_severity_level = _QUIET
+        bindings = [self._bind(manifest, session)]
+        self.advance()
+        bindings.append(self._bind(manifest, session))
+        self.advance()
+        self._bindings = tuple(bindings)
+
+    def run(self) -> None:
+        """Runs the graph on the calling thread; the GIL is released meanwhile."""
+        self._run(self._bindings[self._current], self._options)
+
+    def _bind(self, manifest: Manifest, session: onnxruntime.InferenceSession) -> Any:
+        # An OrtValue made from an array on the CPU shares the array's memory.
+        value = onnxruntime.OrtValue.ortvalue_from_numpy
+        binding = session.io_binding()
+        for name, array in zip(input_ports(manifest), self._inputs(), strict=True):
+            binding.bind_ortvalue_input(name, value(array))
+        for name, array in zip(output_ports(manifest), self._outputs(), strict=True):
+            binding.bind_ortvalue_output(name, value(array))
+        return binding
+
+
+class ArtefactRuntime(Runtime):
+    """An ONNX model in memory, shared by all sessions of a policy.
+
+    Args:
+        bundle: the bundle that has the artefact.
+        artefact: its name there.
+        threads: threads within an operator. One is best for networks of up to a few hundred units:
+            more cost wake-ups, and the runtime's own thread pool would compete with the loop.
+    """
+
+    options = ("threads",)
+
+    def __init__(self, bundle: Bundle, artefact: str, *, threads: int = 1) -> None:
+        super().__init__(bundle, artefact)
+        # The checked bytes and not the path: a file replaced since then is never loaded. The path
+        # is needed only by a model whose weights lie in files beside it.
+        alone = len(bundle.artefact(artefact).files) == 1
+        model = bundle.artefact_bytes(artefact) if alone else str(self.file)
+        self._session = self._load(model, _session_options(threads))
+        check_signature(
+            self.file,
+            self.manifest,
+            {str(port.name): _describe(port) for port in self._session.get_inputs()},
+            {str(port.name): _describe(port) for port in self._session.get_outputs()},
+        )
+
+    def _make_step(self, batch_size: int) -> Step:
+        return OnnxStep(self.manifest, batch_size, self._session)
+
+    def _load(
+        self, model: bytes | str, options: onnxruntime.SessionOptions
+    ) -> onnxruntime.InferenceSession:
+        result: list[Any] = []
+
+        def create() -> None:
+            try:
+                result.append(
+                    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+                )
+            except Exception as error:
+                result.append(error)
+
+        # The first session that a process creates with denormals flushed leaves that mode on in the
+        # creating thread, for NumPy and all else. So it is a thread that ends here.
+        thread = threading.Thread(target=create)
+        thread.start()
+        thread.join()
+        if isinstance(result[0], Exception):
+            raise BundleError(
+                self.file, f"onnxruntime cannot load it: {result[0]}; export it again"
+            ) from result[0]
+        return result[0]
+
+
+def _describe(port: Any) -> Tensor:
+    shape = tuple(size if isinstance(size, int) else None for size in port.shape or ())
+    # Every tensor has a batch axis, so no axes at all means that the file does not say.
+    return Tensor(shape or None, _DTYPES.get(port.type, port.type))
+
+
+def _session_options(threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = _QUIET
+    # Threads that spin while they wait would take a core from the robot's other work.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    return options
