@@ -1,6 +1,9 @@
 """Every test runs under the strictest settings that the packages promise to be clean under."""
 
 import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +24,61 @@ install_import_hook(["nnx_ppo", "export", "serving"], "beartype.beartype")
 def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in pyproject.toml, so that it binds the project's own tests only.
     config.addinivalue_line("filterwarnings", "error")
+
+
+@pytest.fixture(scope="session")
+def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a graph with delays of one to three steps, in every format. Not to be changed."""
+
+    def make(directory: Path) -> None:
+        import numpy as np
+        from flax import nnx
+
+        from export import export_policy
+        from nnx_ppo.cli.demo_setup import make_graph_policy
+
+        export_policy(
+            make_graph_policy(3, 1, nnx.Rngs(0), hidden_size=16),
+            np.zeros(3, np.float32),
+            directory,
+            control_rate_hz=100.0,
+            metadata={"joint_names": ["pole"], "robot": "bench"},
+        )
+
+    return made_once(tmp_path_factory, "graph_bundle", make)
+
+
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]
+) -> Path:
+    """Make a directory in one of pytest's workers; the others wait for it and share it.
+
+    Args:
+        tmp_path_factory: pytest's.
+        name: Of the directory.
+        make: Given a path that does not exist yet, creates the directory there.
+    """
+    base = tmp_path_factory.getbasetemp()
+    # Each worker has a directory of its own below the one that they share.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    lock, target = shared / f"{name}.lock", shared / name
+    try:
+        lock.mkdir()
+    except FileExistsError:
+        return _wait_for(target, lock / "failed")
+    try:
+        make(shared / f"{name}.partial")
+        (shared / f"{name}.partial").rename(target)
+    except BaseException:
+        (lock / "failed").touch()
+        raise
+    return target
+
+
+def _wait_for(target: Path, failed: Path, *, timeout_s: float = 600.0) -> Path:
+    deadline_s = time.monotonic() + timeout_s
+    while not target.exists():
+        if failed.exists() or time.monotonic() > deadline_s:
+            raise RuntimeError(f"the other worker did not make {target}; see its error")
+        time.sleep(0.1)
+    return target

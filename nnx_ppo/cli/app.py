@@ -10,11 +10,12 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
 from nnx_ppo import __version__
-from nnx_ppo.cli.errors import CommandError, describe
+from nnx_ppo.cli.errors import describe, explains_itself
 from nnx_ppo.cli.output import Output
 
 DONE, FINDING, ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -60,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _build_parser(name).parse_args(argv)
         output = Output(as_json=arguments.json)
-        # A library that prints to standard output must not get into the result.
-        with contextlib.redirect_stdout(sys.stderr):
+        # What a library prints to standard output must not get into the result.
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: output.note(f"{prog}: warning: {message}")
             return arguments.run(arguments, output)
     except SystemExit as stop:  # argparse's way to end, after --help, --version or its own error
         return stop.code if isinstance(stop.code, int) else ERROR
@@ -71,13 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # the border: below it raise, above it a status
         if "--debug" in argv:
             traceback.print_exc()
-        hint = "" if "--debug" in argv or _explains_itself(error) else " (--debug shows where)"
+        hint = "" if "--debug" in argv or explains_itself(error) else " (--debug shows where)"
         print(f"{prog}: error: {describe(error, extra)}{hint}", file=sys.stderr)
         return ERROR
-
-
-def _explains_itself(error: Exception) -> bool:
-    return isinstance(error, (CommandError, ModuleNotFoundError, OSError))
 
 
 def _build_parser(name: str | None) -> argparse.ArgumentParser:

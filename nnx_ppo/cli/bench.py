@@ -77,24 +77,29 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def golden_observations(bundle: "Bundle", batch_size: int) -> list[Any]:
+def golden_observations(bundle: "Bundle", batch_size: int | None) -> list[Any]:
     """Take the golden trajectory's observations, its rows repeated to the batch size.
 
-    Returns:
-        One observation tree per step, leaves `[batch_size, ...]`.
-    """
-    from serving.tree import unflatten
+    Args:
+        bundle: A bundle that has been read.
+        batch_size: Rows, or None for the first one without a batch axis.
 
-    ports = bundle.manifest.observation_ports
-    golden = bundle.golden
-    steps, rows = golden[ports[0].name].shape[:2] if ports else (1, 1)
-    chosen = np.arange(batch_size) % rows
+    Returns:
+        One observation tree per step.
+    """
+    from serving import tree
+    from serving.bundle import RESET
+
+    steps, rows = bundle.golden[RESET].shape
+    chosen = 0 if batch_size is None else np.arange(batch_size) % rows
+    structure = bundle.manifest.observation
+    names = [leaf.port for leaf in tree.leaves(structure)]
+    # A leaf that the action does not depend on is not recorded, and ignored by sessions.
     return [
-        unflatten(
-            bundle.manifest.observation,
-            {port.name: np.ascontiguousarray(golden[port.name][step][chosen]) for port in ports},
+        tree.unflatten(
+            structure, [None if name is None else bundle.golden[name][t][chosen] for name in names]
         )
-        for step in range(steps)
+        for t in range(steps)
     ]
 
 

@@ -42,15 +42,16 @@ def describe(error: BaseException, extra: str | None = None) -> str:
     line = " ".join(text.split())
     if not line:
         return type(error).__name__
-    if is_expected(error):
+    if explains_itself(error):
         return line
     return f"{type(error).__name__}: {line}"
 
 
-def is_expected(error: BaseException) -> bool:
+def explains_itself(error: BaseException) -> bool:
     """Whether the message alone tells a person what happened.
 
     True for this project's own errors and the operating system's; any other keeps its type's name.
     """
     package = type(error).__module__.partition(".")[0]
-    return package in ("nnx_ppo", "export", "serving") or isinstance(error, OSError)
+    foreseen = isinstance(error, (OSError, ModuleNotFoundError))
+    return package in ("nnx_ppo", "export", "serving") or foreseen

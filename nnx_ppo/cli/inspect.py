@@ -75,13 +75,14 @@ def as_text(data: dict[str, Any]) -> str:
                 (
                     port["name"],
                     role,
-                    "x".join(["batch", *map(str, port["shape"])]),
+                    f"[{', '.join(['batch', *map(str, port['shape'])])}]",
                     port["dtype"],
                     port.get("reset", ""),
                 )
                 for role, group in data["ports"].items()
                 for port in group
             ],
+            words=("role", "shape", "dtype", "on reset"),
         ),
         table(
             ("artefact", "loaded from", "size", "opset", "sha256"),
@@ -95,6 +96,7 @@ def as_text(data: dict[str, Any]) -> str:
                 )
                 for key, artefact in data["artefacts"].items()
             ],
+            words=("loaded from",),
         ),
     ]
     known = {key: value for key, value in data["metadata"].items() if value not in (None, {}, [])}

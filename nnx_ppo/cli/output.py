@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,22 +64,29 @@ def to_jsonable(value: Any) -> Any:
     return value
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table in columns: the first to the left, the others to the right.
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str] = ()
+) -> str:
+    """Lay out a table in columns: the first to the left, numbers to the right.
 
     Args:
         headers: One title for each column.
         rows: Cells, each row as long as `headers`.
+        words: Titles of further columns that go to the left.
 
     Returns:
         Lines joined by newlines, with a rule under the titles.
     """
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
 
+    left = [i == 0 or title in words for i, title in enumerate(headers)]
+
     def line(cells: Sequence[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        return "  ".join([first, *rest]).rstrip()
+        padded = [
+            cell.ljust(width) if to_the_left else cell.rjust(width)
+            for cell, width, to_the_left in zip(cells, widths, left, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(headers), rule, *(line(row) for row in rows)])

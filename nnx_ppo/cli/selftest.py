@@ -31,16 +31,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "passed": passed,
         "runtimes": {runtime: report.to_json() for runtime, report in reports.items()},
     }
-    rows = [
-        (
-            runtime,
-            "passed" if report.passed else "FAILED",
-            str(report.steps),
-            f"{report.max_abs_error:.2e}",
-            report.worst,
+    rows = []
+    for runtime, report in reports.items():
+        worst = max(report.ports, key=lambda port: (not port.passed, port.max_abs_error))
+        rows.append(
+            (
+                runtime,
+                "passed" if report.passed else "FAILED",
+                str(report.steps),
+                f"{worst.max_abs_error:.1e}",
+                worst.name,
+                str(worst.worst_step),
+            )
         )
-        for runtime, report in reports.items()
-    ]
-    headers = ("runtime", "result", "steps", "worst error", "where")
+    headers = ("runtime", "result", "steps", "worst error", "tensor", "at step")
     output.result(data, table(headers, rows))
     return 0 if passed else 1

@@ -1,0 +1,104 @@
+"""Run a bundle in a control loop at a fixed rate.
+
+With --plant the observations come from a simulator in a process of its own (nnx-ppo simulate), and
+the actions go there. Without it the bundle's golden observations are replayed, which shows whether
+this machine keeps the rate. Exit status 1 if more deadlines are missed than --miss-budget allows.
+"""
+
+import argparse
+import contextlib
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nnx_ppo.cli.bench import golden_observations
+from nnx_ppo.cli.errors import CommandError
+from nnx_ppo.cli.output import Output, microseconds, table
+
+if TYPE_CHECKING:
+    from serving import LoopReport
+
+EXAMPLES = """examples:
+  nnx-ppo run policy/ --duration-s 10
+  nnx-ppo run policy/ --rate-hz 100 --duration-s 10 --plant unix:///tmp/plant --miss-budget 0.01
+"""
+
+# None of these belongs in a process that acts on a robot.
+TRAINING_MODULES = ("jax", "jaxlib", "flax", "tensorflow")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, help="directory of the bundle")
+    parser.add_argument(
+        "--runtime", default="onnx", help="onnx, saved_model, saved_model_xla or stablehlo [onnx]"
+    )
+    parser.add_argument(
+        "--rate-hz", type=float, help="steps per second [the control rate in the bundle]"
+    )
+    parser.add_argument("--duration-s", type=float, default=10.0, help="seconds to run [10]")
+    parser.add_argument("--plant", metavar="ADDRESS", help="where nnx-ppo simulate serves")
+    parser.add_argument(
+        "--miss-budget",
+        type=float,
+        metavar="FRACTION",
+        help="share of the deadlines that may be missed, for example 0.01 [any]",
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    from serving import ControlLoop, load_policy
+
+    policy = load_policy(arguments.bundle, runtime=arguments.runtime)
+    rate_hz = arguments.rate_hz or policy.control_rate_hz
+    if rate_hz is None:
+        raise CommandError(f"{arguments.bundle} does not say its control rate; give --rate-hz")
+    session = policy.session()
+    with contextlib.ExitStack() as stack:
+        if arguments.plant is None:
+            observations = itertools.cycle(golden_observations(policy.bundle, None))
+            plant = None
+            loop = ControlLoop(session, observations.__next__, lambda _: None, rate_hz=rate_hz)
+        else:
+            from serving.plant import RemotePlant
+
+            plant = stack.enter_context(RemotePlant(arguments.plant, on_episode=session.reset))
+            loop = ControlLoop(session, plant.read, plant.apply, rate_hz=rate_hz)
+        report = loop.run(duration_s=arguments.duration_s)
+        summary = None if plant is None else plant.close()
+    due = report.steps + report.misses
+    missed = report.misses / due if due else 0.0
+    kept = arguments.miss_budget is None or missed <= arguments.miss_budget
+    imported = [name for name in TRAINING_MODULES if name in sys.modules]
+    data = {
+        "bundle": str(arguments.bundle),
+        "runtime": arguments.runtime,
+        "loop": report.to_json(),
+        "missed_share": missed,
+        "miss_budget": arguments.miss_budget,
+        "within_budget": kept,
+        "plant": summary,
+        "imported": {name: name in imported for name in TRAINING_MODULES},
+    }
+    output.result(data, _as_text(report, summary, imported, kept=kept))
+    return 0 if kept else 1
+
+
+def _as_text(
+    report: "LoopReport", summary: dict[str, Any] | None, imported: list[str], *, kept: bool
+) -> str:
+    rows = [
+        ("rate asked for", f"{report.rate_hz:g} Hz"),
+        ("rate achieved", f"{report.achieved_rate_hz:.2f} Hz"),
+        ("steps", str(report.steps)),
+        ("misses", f"{report.misses}" + ("" if kept else "  (over the budget)")),
+        ("step, median", microseconds(report.step_latency.median_s)),
+        ("step, p99", microseconds(report.step_latency.p99_s)),
+        ("lateness, p99", microseconds(report.lateness.p99_s)),
+    ]
+    if summary is not None:
+        returns = ", ".join(f"{value:.2f}" for value in summary["returns"])
+        rows.append(("returns of whole episodes", returns or "none ended"))
+        rows.append(("return since the last end", f"{summary['unfinished_return']:.2f}"))
+    rows.append(("training libraries in this process", ", ".join(imported) or "none"))
+    return table(("control loop", ""), rows)

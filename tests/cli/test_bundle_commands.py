@@ -1,0 +1,171 @@
+"""inspect, selftest, bench and run on a whole bundle."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import serving
+from nnx_ppo.cli import main
+
+RUNTIMES = {"stablehlo", "saved_model", "saved_model_xla", "onnx"}
+
+
+def result(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> dict[str, Any]:
+    assert main([*map(str, argv), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_inspect_names_tensors_files_and_metadata(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = result(capsys, "inspect", graph_bundle)
+    assert [port["shape"] for port in data["ports"]["observation"]] == [[3]]
+    assert [port["shape"] for port in data["ports"]["action"]] == [[1]]
+    assert set(data["artefacts"]) == RUNTIMES
+    onnx = graph_bundle / "onnx" / "policy.onnx"
+    assert data["artefacts"]["onnx"]["size"] == onnx.stat().st_size
+    assert data["metadata"]["joint_names"] == ["pole"]
+    assert main(["inspect", str(graph_bundle)]) == 0
+    text = capsys.readouterr().out
+    assert "control rate 100 Hz" in text
+    assert "robot: bench" in text
+
+
+def test_selftest_passes_in_every_runtime(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = result(capsys, "selftest", graph_bundle, "--runtime", "all")
+    assert data["passed"] is True
+    assert set(data["runtimes"]) == RUNTIMES
+    assert main(["selftest", str(graph_bundle)]) == 0
+    assert "passed" in capsys.readouterr().out
+
+
+def test_selftest_finds_a_policy_that_acts_otherwise(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = serving.Session.step
+    monkeypatch.setattr(serving.Session, "step", lambda self, obs: exact(self, obs) + 1e-3)
+    data = result(capsys, "selftest", graph_bundle, status=1)
+    assert data["passed"] is False
+    assert main(["selftest", str(graph_bundle)]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_bench_times_every_runtime_at_every_batch_size(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = result(capsys, "bench", graph_bundle, "--steps", 20, "--batch-sizes", "1,4")
+    assert {(row["runtime"], row["batch_size"]) for row in data["results"]} == {
+        (runtime, batch) for runtime in RUNTIMES for batch in (1, 4)
+    }
+    for row in data["results"]:
+        assert 0 < row["median_s"] <= row["p99_s"] <= row["max_s"] < 1
+
+
+def test_bench_keeps_the_rate_that_it_is_given(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("bench", graph_bundle, "--runtime", "onnx", "--steps", 20, "--rate-hz", 500)
+    data = result(capsys, *argv)
+    assert data["rate_hz"] == 500
+    assert [row["steps"] for row in data["results"]] == [20]
+
+
+def test_run_without_a_plant_replays_golden_observations_at_the_bundles_rate(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = result(capsys, "run", graph_bundle, "--duration-s", 0.5)
+    assert data["loop"]["rate_hz"] == 100.0
+    assert data["loop"]["steps"] + data["loop"]["misses"] == 50
+    assert data["plant"] is None
+
+
+def test_run_says_when_the_budget_of_misses_is_spent(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object) -> np.ndarray:
+        threading.Event().wait(0.03)
+        return np.zeros(1, np.float32)
+
+    monkeypatch.setattr(serving.Session, "step", slow)
+    argv = ("run", graph_bundle, "--duration-s", 0.3, "--miss-budget", 0.1)
+    data = result(capsys, *argv, status=1)
+    assert data["within_budget"] is False
+    assert data["missed_share"] > 0.5
+
+
+class Counter:
+    """A plant whose reward is the step's number, with episodes of ten steps."""
+
+    def __init__(self, observation: Any) -> None:
+        self.observation = observation
+        self.steps = 0
+        self.actions: list[np.ndarray] = []
+
+    def reset(self) -> Any:
+        self.steps = 0
+        return self.observation
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool]:
+        self.steps += 1
+        self.actions.append(action)
+        return self.observation, float(self.steps), self.steps == 10
+
+
+def serve(plant: Counter) -> str:
+    """Serve a plant on a thread of its own and return its address."""
+    address: list[str] = []
+    listening = threading.Event()
+
+    def listen(bound: str) -> None:
+        address.append(bound)
+        listening.set()
+
+    threading.Thread(
+        target=serving.serve_plant,
+        args=(plant.reset, plant.step),
+        kwargs={"on_listening": listen, "accept_timeout_s": 30.0},
+        daemon=True,
+    ).start()
+    assert listening.wait(30.0)
+    return address[0]
+
+
+def test_run_acts_on_a_plant_and_resets_with_its_episodes(
+    graph_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant = Counter(np.array([0.1, 0.2, 0.3], np.float32))
+    data = result(capsys, "run", graph_bundle, "--plant", serve(plant), "--duration-s", 0.25)
+    whole, rest = divmod(data["loop"]["steps"], 10)
+    assert data["plant"]["returns"] == [55.0] * whole
+    assert data["plant"]["unfinished_return"] == rest * (rest + 1) / 2
+    # The same observation each time: an episode acts as the one before only if the carry was reset.
+    np.testing.assert_array_equal(plant.actions[:10], plant.actions[10:20])
+    assert not np.array_equal(plant.actions[0], plant.actions[1])
+
+
+@pytest.mark.parametrize(
+    ("observation", "expected"),
+    [
+        ({"obs": np.zeros(3, np.float32)}, "obs"),
+        (np.zeros(4, np.float32), r"\(4,\).*\(3,\)|4.*3"),
+        (np.zeros(3, np.float64), "float64.*float32"),
+        (np.array([0, np.nan, 0], np.float32), "finite|NaN"),
+    ],
+)
+def test_run_refuses_an_observation_that_does_not_fit(
+    graph_bundle: Path, observation: Any, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = serve(Counter(observation))
+    assert main(["run", str(graph_bundle), "--plant", address, "--duration-s", "0.1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    import re
+
+    assert re.search(expected, line), line
