@@ -18,7 +18,7 @@ ALLOWED = {
     # The command line ties everything together.
     "nnx_ppo/cli": set(PACKAGES),
 }
-# Module -> the only file below serving/ that may import it, and only inside a function.
+# Module -> the only file below serving/ that may import it; it is loaded when a policy asks for it.
 RUNTIME_ONLY = {
     "jax": "serving/runtimes/stablehlo.py",
     "tensorflow": "serving/runtimes/saved_model.py",

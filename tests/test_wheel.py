@@ -102,3 +102,40 @@ def test_a_command_whose_extra_is_missing_names_the_install_command(
     (line,) = done.stderr.splitlines()
     assert re.search(rf'not installed; .*pip install "nnx-ppo-deploy\[{extra}\]"', line)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_onnxruntime_acts_as_the_network_did(
+    robot: Path, graph_bundle: Path, tmp_path: Path
+) -> None:
+    done = run(robot / "nnx-ppo", "selftest", graph_bundle, "--json", cwd=tmp_path)
+    report = json.loads(done.stdout)["runtimes"]["onnx"]
+    assert report["passed"] is True
+    assert report["steps"] == 64
+    assert max(port["max_abs_error"] for port in report["ports"]) < 1e-5
+
+
+def test_a_robot_times_and_runs_what_it_can_and_says_what_it_cannot(
+    robot: Path, graph_bundle: Path, tmp_path: Path
+) -> None:
+    done = run(robot / "nnx-ppo", "bench", graph_bundle, "--steps", "50", "--json", cwd=tmp_path)
+    assert [row["runtime"] for row in json.loads(done.stdout)["results"]] == ["onnx"]
+    assert "without stablehlo: " in done.stderr
+    assert "without saved_model: " in done.stderr
+    assert 'pip install "nnx-ppo-deploy[stablehlo]"' in done.stderr
+    done = run(
+        robot / "nnx-ppo", "run", graph_bundle, "--duration-s", "0.2", "--json", cwd=tmp_path
+    )
+    assert json.loads(done.stdout)["loop"]["steps"] > 0
+
+
+def test_a_runtime_whose_extra_is_missing_names_the_install_command(
+    robot: Path, graph_bundle: Path, tmp_path: Path
+) -> None:
+    command = (robot / "nnx-ppo", "selftest", graph_bundle, "--runtime", "saved_model")
+    (line,) = run(*command, cwd=tmp_path, expect=2).stderr.splitlines()
+    assert 'pip install "nnx-ppo-deploy[saved-model]"' in line
+
+
+def test_export_without_its_extra_names_the_install_command(robot: Path, tmp_path: Path) -> None:
+    done = run(robot / "python", "-c", "import export", cwd=tmp_path, expect=1)
+    assert "nnx-ppo-deploy[export]" in done.stderr.splitlines()[-1]
