@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,17 +149,19 @@ def train(
         environment_factory=environment_factory,
     )
     progress = TrainingProgress(config.ppo.total_steps, first_step=first_step, label=label)
+    log = MetricsLog(directory / METRICS_FILE, progress)
     start = time.monotonic()
     try:
         result = train_ppo(
             training_environment,
             networks,
             config,
-            log_fn=_logger(directory / METRICS_FILE, progress),
+            log_fn=log,
             checkpoint_fn=checkpoint,
             eval_env=environment,
             initial_state=state,
         )
+        log.flush()
     finally:
         progress.close()
     seconds = time.monotonic() - start
@@ -193,14 +195,33 @@ def with_time_limit(environment: Any) -> Any:
     return environment if length is None else EpisodeWrapper(environment, length)
 
 
-def _logger(file: Path, progress: TrainingProgress) -> Callable[[dict[str, Any], int], None]:
-    def log(metrics: dict[str, Any], steps: int) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"step": int(steps), **to_jsonable(dict(metrics))})
+class MetricsLog:
+    """Writes a line of metrics for each iteration, and tells the progress line.
+
+    It stays one iteration behind: metrics are still being computed when they are handed over, and
+    waiting for them would leave the device idle while the next iteration is prepared.
+    """
+
+    def __init__(self, file: Path, progress: TrainingProgress) -> None:
+        self.file = file
+        self.progress = progress
+        self._waiting: tuple[Mapping[str, Any], int] | None = None
+
+    def __call__(self, metrics: Mapping[str, Any], steps: int) -> None:
+        """Take the metrics of one iteration and write those of the one before."""
+        self.flush()
+        self._waiting = metrics, int(steps)
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        if self._waiting is None:
+            return
+        metrics, steps = self._waiting
+        self._waiting = None
+        line = json.dumps({"step": steps, **to_jsonable(metrics)})
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         # Opened for each line: a run that is killed keeps every line before.
-        with file.open("a", encoding="utf-8") as stream:
+        with self.file.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
         episode_return = metrics.get(RETURN)
-        progress.update(int(steps), None if episode_return is None else float(episode_return))
-
-    return log
+        self.progress.update(steps, None if episode_return is None else float(episode_return))
