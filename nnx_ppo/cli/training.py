@@ -149,7 +149,7 @@ def train(
         environment_factory=environment_factory,
     )
     progress = TrainingProgress(config.ppo.total_steps, first_step=first_step, label=label)
-    log = MetricsLog(directory / METRICS_FILE, progress)
+    log = MetricsLog(directory / METRICS_FILE, progress, first_step=first_step)
     start = time.monotonic()
     try:
         result = train_ppo(
@@ -200,11 +200,19 @@ class MetricsLog:
 
     It stays one iteration behind: metrics are still being computed when they are handed over, and
     waiting for them would leave the device idle while the next iteration is prepared.
+
+    Args:
+        file: JSON lines; created when there is something to write.
+        progress: Told steps and, after an evaluation, the return.
+        first_step: Where a resumed run goes on. Lines of later steps, which an interrupted run
+            wrote after its last checkpoint, are dropped: those steps are taken again.
     """
 
-    def __init__(self, file: Path, progress: TrainingProgress) -> None:
+    def __init__(self, file: Path, progress: TrainingProgress, *, first_step: int = 0) -> None:
         self.file = file
         self.progress = progress
+        if file.exists():
+            _drop_after(file, first_step)
         self._waiting: tuple[Mapping[str, Any], int] | None = None
 
     def __call__(self, metrics: Mapping[str, Any], steps: int) -> None:
@@ -225,3 +233,16 @@ class MetricsLog:
             stream.write(line + "\n")
         episode_return = metrics.get(RETURN)
         self.progress.update(steps, None if episode_return is None else float(episode_return))
+
+
+def _drop_after(file: Path, step: int) -> None:
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue  # a line that was being written when the run was killed
+    beside = file.with_suffix(".partial")
+    beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    beside.replace(file)
