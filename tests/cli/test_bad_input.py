@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,7 @@ def broken():
 
 
 def refused(
-    capsys: pytest.CaptureFixture[str], argv: list[object], expected: str, *, left: Path
+    capsys: pytest.CaptureFixture[str], argv: Sequence[object], expected: str, *, left: Path
 ) -> None:
     """Run a command that must be refused and leave a directory as it was."""
     before = snapshot(left)

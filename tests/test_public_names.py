@@ -1,0 +1,80 @@
+"""The names that users import are a promise: a change here is a change of the interface."""
+
+import export
+import nnx_ppo
+import serving
+from nnx_ppo.cli.app import COMMANDS
+
+
+def test_export_offers_these_names() -> None:
+    assert export.__all__ == [
+        "export_policy",
+        "verify_parity",
+        "ParityReport",
+        "Comparison",
+        "PortResult",
+        "to_exported_carry",
+        "to_network_carry",
+        "ExportError",
+        "NetworkError",
+        "RandomnessError",
+        "HiddenStateError",
+        "UnsupportedOperationError",
+        "ObservationSpecError",
+        "CarryConversionError",
+        "ParityError",
+        "MissingExtraError",
+    ]
+
+
+def test_serving_offers_these_names() -> None:
+    assert serving.__all__ == [
+        "load_policy",
+        "Policy",
+        "Session",
+        "ControlLoop",
+        "LoopReport",
+        "self_test",
+        "SelfTestReport",
+        "PortComparison",
+        "read_bundle",
+        "Bundle",
+        "BundleWriter",
+        "RemotePlant",
+        "serve_plant",
+        "PlantSummary",
+        "flush_denormals",
+        "ServingError",
+        "BundleError",
+        "TreeError",
+        "ObservationError",
+        "CarryError",
+        "StepError",
+        "RuntimeUnavailableError",
+        "LoopError",
+        "PlantError",
+    ]
+
+
+def test_every_name_that_is_offered_is_there() -> None:
+    for package in (export, serving, nnx_ppo):
+        assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+def test_the_training_package_is_light_and_has_a_version() -> None:
+    assert nnx_ppo.__all__ == ["__version__"]
+    assert nnx_ppo.__version__.count(".") == 2
+
+
+def test_the_command_offers_these_subcommands() -> None:
+    assert list(COMMANDS) == [
+        "train",
+        "export",
+        "verify",
+        "inspect",
+        "selftest",
+        "run",
+        "bench",
+        "simulate",
+        "demo",
+    ]
