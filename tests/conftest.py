@@ -26,8 +26,39 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
 
 
+MakeOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
 @pytest.fixture(scope="session")
-def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """Make a directory in one of pytest's workers; the others wait for it and share it.
+
+    Called with a name and a function that, given a path that does not exist yet, creates the
+    directory there.
+    """
+
+    def make_once(name: str, make: Callable[[Path], None]) -> Path:
+        base = tmp_path_factory.getbasetemp()
+        # Each worker has a directory of its own below the one that they share.
+        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        lock, target = shared / f"{name}.lock", shared / name
+        try:
+            lock.mkdir()
+        except FileExistsError:
+            return _wait_for(target, lock / "failed")
+        try:
+            make(shared / f"{name}.partial")
+            (shared / f"{name}.partial").rename(target)
+        except BaseException:
+            (lock / "failed").touch()
+            raise
+        return target
+
+    return make_once
+
+
+@pytest.fixture(scope="session")
+def graph_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a graph with delays of one to three steps, in every format. Not to be changed."""
 
     def make(directory: Path) -> None:
@@ -45,34 +76,7 @@ def graph_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
             metadata={"joint_names": ["pole"], "robot": "bench"},
         )
 
-    return made_once(tmp_path_factory, "graph_bundle", make)
-
-
-def made_once(
-    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]
-) -> Path:
-    """Make a directory in one of pytest's workers; the others wait for it and share it.
-
-    Args:
-        tmp_path_factory: pytest's.
-        name: Of the directory.
-        make: Given a path that does not exist yet, creates the directory there.
-    """
-    base = tmp_path_factory.getbasetemp()
-    # Each worker has a directory of its own below the one that they share.
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    lock, target = shared / f"{name}.lock", shared / name
-    try:
-        lock.mkdir()
-    except FileExistsError:
-        return _wait_for(target, lock / "failed")
-    try:
-        make(shared / f"{name}.partial")
-        (shared / f"{name}.partial").rename(target)
-    except BaseException:
-        (lock / "failed").touch()
-        raise
-    return target
+    return make_once("graph_bundle", make)
 
 
 def _wait_for(target: Path, failed: Path, *, timeout_s: float = 600.0) -> Path:
