@@ -140,7 +140,7 @@ def test_run_acts_on_a_plant_and_resets_with_its_episodes(
     graph_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant = Counter(np.array([0.1, 0.2, 0.3], np.float32))
-    data = result(capsys, "run", graph_bundle, "--plant", serve(plant), "--duration-s", 0.25)
+    data = result(capsys, "run", graph_bundle, "--plant", serve(plant), "--duration-s", 1)
     whole, rest = divmod(data["loop"]["steps"], 10)
     assert data["plant"]["returns"] == [55.0] * whole
     assert data["plant"]["unfinished_return"] == rest * (rest + 1) / 2
