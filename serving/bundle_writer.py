@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -102,14 +103,15 @@ class BundleWriter:
     def commit(
         self,
         manifest: Manifest,
-        initial_carry: Mapping[str, np.ndarray],
-        golden: Mapping[str, np.ndarray],
+        initial_carry: Mapping[str, Any],
+        golden: Mapping[str, Any],
     ) -> Bundle:
         """Adds tensors and manifest, checks the whole as a reader would, and moves it in place.
 
         Args:
             manifest: its `files` and those of its artefacts are filled in here.
-            initial_carry: carry port name to array without batch axis.
+            initial_carry: carry port name to array without batch axis; JAX arrays and NumPy scalars
+                are taken too, here and below.
             golden: observation, action and `next_carry` ports as [T, B, ...], `reset` bool [T, B].
 
         Returns:
@@ -119,10 +121,12 @@ class BundleWriter:
             BundleError: if anything would be refused by a reader, or the target appeared meanwhile.
         """
         root = self.path
-        check_recordings(manifest, initial_carry, golden, self.target)
+        carry = {name: np.asarray(value) for name, value in initial_carry.items()}
+        trajectory = {name: np.asarray(value) for name, value in golden.items()}
+        check_recordings(manifest, carry, trajectory, self.target)
         try:
-            (root / INITIAL_CARRY_FILE).write_bytes(encode_tensors(initial_carry))
-            (root / GOLDEN_FILE).write_bytes(encode_tensors(golden))
+            (root / INITIAL_CARRY_FILE).write_bytes(encode_tensors(carry))
+            (root / GOLDEN_FILE).write_bytes(encode_tensors(trajectory))
             manifest = msgspec.structs.replace(
                 manifest,
                 files=[_describe(root, root / name) for name in (INITIAL_CARRY_FILE, GOLDEN_FILE)],

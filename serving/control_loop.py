@@ -128,25 +128,29 @@ class ControlLoop:
     def _run(self, limits: _Limits, flushed: bool) -> LoopReport:
         record = _Record(self.rate_hz, flushed)
         stopped_by = "interrupt"
-        record.start_s = record.now_s = self._clock()
+        failure: Exception | None = None
+        record.start_s = self._clock()
         try:
             stopped_by = self._cycle_until(limits, record)
         except Exception as error:
             stopped_by = "error"
-            # Built before the report is, so that the message can say what was going on.
-            message = (
-                f"{record.phase} failed after {record.steps} steps: {type(error).__name__}: {error}"
-            )
-            raise LoopError(message, record.report(stopped_by, self._clock())) from error
+            failure = error
         finally:
-            self._report = record.report(stopped_by, self._clock())
-        return self._report
+            self._report = report = record.report(stopped_by, self._clock())
+        if failure is not None:
+            raise LoopError(
+                f"{record.phase} failed after {record.steps} steps: "
+                f"{type(failure).__name__}: {failure}",
+                report,
+            ) from failure
+        return report
 
     def _cycle_until(self, limits: _Limits, record: _Record) -> str:
         clock = self._clock
         schedule = Schedule(record.start_s, 1.0 / self.rate_hz)
         tick = 0
         while True:
+            record.phase = "sleep"
             deadline_s = schedule.deadline_s(tick)
             while (remaining_s := deadline_s - clock()) > 0.0:
                 self._sleep(remaining_s)
@@ -185,8 +189,8 @@ class _Record:
     def __init__(self, rate_hz: float, flushed: bool) -> None:
         self.rate_hz = rate_hz
         self.flushed = flushed
-        self.phase = "the loop"
-        self.start_s = self.now_s = 0.0
+        self.phase = "sleep"
+        self.start_s = 0.0
         self.first_s = self.last_s = 0.0
         self.steps = self.misses = self.overruns = 0
         self.step_latency = Distribution()

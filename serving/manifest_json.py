@@ -62,8 +62,13 @@ def encode_manifest(manifest: Manifest, file: str | Path = MANIFEST_FILE) -> byt
 def _parse_json(data: bytes, file: str | Path) -> dict[str, Any]:
     try:
         raw = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+            data.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_float=_finite,
+            parse_constant=_refuse_constant,
         )
+        # An escaped half of a surrogate pair is text that can be neither printed nor a file name.
+        json.dumps(raw, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise BundleError(file, f"not valid JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -78,6 +83,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"repeated key {next(key for key in keys if keys.count(key) > 1)!r}")
     return result
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _refuse_constant(text: str) -> Any:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsFloat
 
 from serving import wire
 from serving.errors import PlantError
@@ -70,13 +70,14 @@ class RemotePlant:
         self._summary: dict[str, Any] | None = None
         self._observation: Any = None
         self._pending = False
+        self._closed = False
         self._connection = _connect(address, timeout_s)
         try:
             self._request({"kind": "hello", "version": PROTOCOL_VERSION})
             self._expect("hello")
             self.reset()
         except BaseException:
-            self._connection.close()
+            self._hang_up()
             raise
 
     def read(self) -> Any:
@@ -133,7 +134,7 @@ class RemotePlant:
                 self._request({"kind": "close"})
                 self._summary = dict(self._expect("summary")["summary"])
             finally:
-                self._connection.close()
+                self._hang_up()
         return self._summary
 
     def __enter__(self) -> RemotePlant:
@@ -149,7 +150,7 @@ class RemotePlant:
         """Closes the connection; after an error without waiting for the simulator."""
         if error is None:
             self.close()
-        self._connection.close()
+        self._hang_up()
 
     def _receive(self) -> None:
         message = self._expect("observation")
@@ -159,12 +160,22 @@ class RemotePlant:
         self.episode_began = bool(message["began"])
 
     def _request(self, message: dict[str, Any]) -> None:
-        if self._summary is not None:
-            raise PlantError(f"{self.address}: the connection is closed; make a new RemotePlant")
-        wire.send(self._connection, message)
+        self._check_open()
+        try:
+            wire.send(self._connection, message)
+        except PlantError:
+            self._hang_up()
+            raise
 
     def _expect(self, kind: str) -> dict[str, Any]:
-        message = wire.receive(self._connection)
+        self._check_open()
+        try:
+            return self._checked(wire.receive(self._connection), kind)
+        except PlantError:
+            self._hang_up()
+            raise
+
+    def _checked(self, message: dict[str, Any] | None, kind: str) -> dict[str, Any]:
         if message is None:
             raise PlantError(f"{self.address}: the simulator closed the connection")
         if message["kind"] == "error":
@@ -174,10 +185,19 @@ class RemotePlant:
             raise PlantError(f"{self.address}: got {message['kind']!r}, expected {kind!r}")
         return message
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlantError(f"{self.address}: the connection is closed; make a new RemotePlant")
+
+    def _hang_up(self) -> None:
+        # After a failure nobody knows which answer would come next, so the connection is over.
+        self._closed = True
+        self._connection.close()
+
 
 def serve_plant(
     reset: Callable[[], Any],
-    step: Callable[[Any], tuple[Any, float, bool]],
+    step: Callable[[Any], tuple[Any, SupportsFloat, Any]],
     *,
     address: str = "tcp://127.0.0.1:0",
     on_listening: Callable[[str], Any] | None = None,
@@ -223,7 +243,7 @@ def serve_plant(
 def _serve_client(
     connection: socket.socket,
     reset: Callable[[], Any],
-    step: Callable[[Any], tuple[Any, float, bool]],
+    step: Callable[[Any], tuple[Any, SupportsFloat, Any]],
 ) -> PlantSummary:
     summary = PlantSummary()
     try:

@@ -171,7 +171,7 @@ class Session:
         """The arrays as the user sees them: without batch axis in a session for one robot."""
         return arrays if self.batch_size is not None else [a.reshape(a.shape[1:]) for a in arrays]
 
-    def _set_carry(self, carry: Mapping[str, Any], where: str | Path) -> None:
+    def _set_carry(self, carry: Any, where: str | Path) -> None:
         ports = self.manifest.carry_ports
         expected = port_shapes(ports, () if self.batch_size is None else (self._rows,))
         if not isinstance(carry, Mapping):

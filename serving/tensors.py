@@ -93,10 +93,10 @@ def check_tensors(
     for name in expected:
         if name not in tensors:
             raise error(file, f"tensor {name!r} is missing; expected are {sorted(expected)}")
-    for name, array in tensors.items():
-        if name not in expected:
-            raise error(file, f"unexpected tensor {name!r}; expected are {sorted(expected)}")
-        shape, dtype = expected[name]
+    if surplus := sorted(set(tensors) - set(expected)):
+        raise error(file, f"unexpected tensor {surplus[0]!r}; expected are {sorted(expected)}")
+    for name, (shape, dtype) in expected.items():
+        array = tensors[name]
         if array.dtype != np.dtype(dtype):
             raise error(file, f"tensor {name!r} has dtype {array.dtype}, expected {dtype}")
         if array.shape != shape:

@@ -118,7 +118,7 @@ class ArtefactRuntime(Runtime):
 def _describe(port: Any) -> Tensor:
     shape = tuple(size if isinstance(size, int) else None for size in port.shape or ())
     # Every tensor has a batch axis, so no axes at all means that the file does not say.
-    return Tensor(shape or None, _DTYPES.get(port.type, port.type))
+    return Tensor(shape or None, _DTYPES.get(port.type) or str(port.type))
 
 
 def _session_options(threads: int) -> onnxruntime.SessionOptions:
