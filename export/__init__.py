@@ -1,5 +1,6 @@
 """Turn a trained network into a bundle that acts without JAX, and prove that it acts the same."""
 
+from export.carry_conversion import to_exported_carry, to_network_carry
 from export.errors import (
     CarryConversionError,
     ExportError,
@@ -11,6 +12,25 @@ from export.errors import (
     RandomnessError,
     UnsupportedOperationError,
 )
+from export.parity import verify_parity
+from export.parity_report import Comparison, ParityReport, PortResult
 from export.policy import export_policy
 
-__all__ = ["export_policy"]
+__all__ = [
+    "export_policy",
+    "verify_parity",
+    "ParityReport",
+    "Comparison",
+    "PortResult",
+    "to_exported_carry",
+    "to_network_carry",
+    "ExportError",
+    "NetworkError",
+    "RandomnessError",
+    "HiddenStateError",
+    "UnsupportedOperationError",
+    "ObservationSpecError",
+    "CarryConversionError",
+    "ParityError",
+    "MissingExtraError",
+]

@@ -25,7 +25,9 @@ from serving.bundle import Bundle
 from serving.manifest import CarryLeaf, Manifest, NetworkCarry
 
 
-def to_exported_carry(bundle: Bundle | str | os.PathLike[str], network_carry: Any) -> dict[str, np.ndarray]:
+def to_exported_carry(
+    bundle: Bundle | str | os.PathLike[str], network_carry: Any
+) -> dict[str, np.ndarray]:
     """Convert a carry of the network to the one that the bundle's artefacts take.
 
     Args:
@@ -134,9 +136,7 @@ def _checked(description: NetworkCarry, leaves: list[Any]) -> list[np.ndarray]:
     return host
 
 
-def _with_batch_axis(
-    manifest: Manifest, carry: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def _with_batch_axis(manifest: Manifest, carry: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     ports = {port.name: port for port in manifest.carry_ports}
     missing, surplus = sorted(set(ports) - set(carry)), sorted(set(carry) - set(ports))
     if missing or surplus:

@@ -19,7 +19,7 @@ _PATH_ATTRIBUTE = "_export_module_path"
 ROOT = "network"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _scoped_class(cls: type) -> type:
     """Return a subclass of `cls` whose calls run under the path stored on the instance."""
 

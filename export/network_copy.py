@@ -125,9 +125,7 @@ def reset_behaviour(copy: NetworkCopy, kept: list[bool]) -> list[str]:
         outcomes.append((jax.tree.leaves(probe), jax.tree.leaves(reset)))
     behaviour: list[str] = []
     for index, (name, initial) in enumerate(zip(names, jax.tree.leaves(fresh), strict=True)):
-        if not kept[index]:
-            behaviour.append("initial")
-        elif all(_equal(reset[index], initial) for _, reset in outcomes):
+        if not kept[index] or all(_equal(reset[index], initial) for _, reset in outcomes):
             behaviour.append("initial")
         elif all(_equal(reset[index], probe[index]) for probe, reset in outcomes):
             behaviour.append("keep")

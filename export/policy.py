@@ -188,7 +188,9 @@ def onnx_metadata(manifest: Manifest) -> dict[str, Any]:
     """
     import msgspec
 
-    fields = {k: v for k, v in msgspec.to_builtins(manifest.metadata).items() if v not in (None, {})}
+    fields = {
+        k: v for k, v in msgspec.to_builtins(manifest.metadata).items() if v not in (None, {})
+    }
     return {
         **{key: value for key, value in fields.items() if key != "extra"},
         "nnx_ppo.format_version": manifest.format_version,
@@ -213,7 +215,9 @@ def _check_choices(
         if isinstance(given, str) or unknown or not given:
             raise ExportError(f"{what} must be one or more of {known}, got {given!r}")
     if control_rate_hz is not None and not (0 < control_rate_hz < float("inf")):
-        raise ExportError(f"control_rate_hz must be a positive number in hertz, got {control_rate_hz}")
+        raise ExportError(
+            f"control_rate_hz must be a positive number in hertz, got {control_rate_hz}"
+        )
 
 
 def _require(package: str) -> None:

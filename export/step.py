@@ -101,9 +101,7 @@ def build_step(
     layout = align(reference.initialize_state(1), copy.initialize_state(1))
     fresh = copy.initialize_state(1)
     rows = jax.tree.unflatten(jax.tree.structure(fresh), fresh_rows(copy))
-    traced = trace_step(
-        copy, rows, observation, batch_size=batch_size, extra_outputs=extra_outputs
-    )
+    traced = trace_step(copy, rows, observation, batch_size=batch_size, extra_outputs=extra_outputs)
     fresh_rows(copy, traced.kept_carry)
     carry_ports = _carry_ports(copy, rows, layout, traced)
     observation_ports, observation_tree = _ports("obs", observation, traced.kept_observation)
@@ -229,9 +227,7 @@ def _network_carry(
 
     def make_leaf(path: Path, value: Any) -> serving_tree.Leaf:
         described = next(placed)
-        return serving_tree.Leaf(
-            port=described.port, shape=described.shape, dtype=described.dtype
-        )
+        return serving_tree.Leaf(port=described.port, shape=described.shape, dtype=described.dtype)
 
     return bundle_format.NetworkCarry(tree=describe(carry, "carry", make_leaf), leaves=leaves)
 

@@ -185,4 +185,8 @@ def _import_class(class_path: str) -> Any:
 
 def leaf_dtype(leaf: Any) -> np.dtype:
     """Return the numpy dtype of a leaf, Python scalars as JAX would take them."""
-    return np.dtype(jax.numpy.asarray(leaf).dtype) if not hasattr(leaf, "dtype") else np.dtype(leaf.dtype)
+    return (
+        np.dtype(jax.numpy.asarray(leaf).dtype)
+        if not hasattr(leaf, "dtype")
+        else np.dtype(leaf.dtype)
+    )

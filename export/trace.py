@@ -29,8 +29,19 @@ EXTRA_OUTPUTS = ("value",)
 """Names that `extra_outputs` may hold."""
 
 _RANDOM_PRIMITIVES = frozenset(
-    "random_bits random_wrap random_unwrap random_split random_fold_in random_seed random_clone "
-    "random_gamma threefry2x32 rng_bit_generator rng_uniform".split()
+    [
+        "random_bits",
+        "random_wrap",
+        "random_unwrap",
+        "random_split",
+        "random_fold_in",
+        "random_seed",
+        "random_clone",
+        "random_gamma",
+        "threefry2x32",
+        "rng_bit_generator",
+        "rng_uniform",
+    ]
 )
 
 
@@ -221,7 +232,9 @@ def _check_next_carry(carry: Any, next_carry: Any) -> None:
             f"instead of {before}"
         )
     names = leaf_names("carry", paths_of(carry, "carry"))
-    for name, old, new in zip(names, jax.tree.leaves(carry), jax.tree.leaves(next_carry), strict=True):
+    for name, old, new in zip(
+        names, jax.tree.leaves(carry), jax.tree.leaves(next_carry), strict=True
+    ):
         if old.shape != new.shape or old.dtype != new.dtype:
             raise NetworkError(
                 f"{name} is {old.dtype}{list(old.shape)} before a step and "
@@ -245,9 +258,7 @@ def _prune(
             break
         kept = grown
     observation_used = used[raw.n_state + raw.n_carry :]
-    pruned = remove_dead_code(
-        closed, wanted, [*used[: raw.n_state], *kept, *observation_used]
-    )
+    pruned = remove_dead_code(closed, wanted, [*used[: raw.n_state], *kept, *observation_used])
     _refuse_randomness(pruned)
     _refuse_hidden_state(used[: raw.n_state], changed, copy)
     return TracedStep(
@@ -317,7 +328,9 @@ def _refuse_hidden_state(used: list[bool], changed: list[bool], copy: NetworkCop
 
 
 def _variable_path(path: Any) -> list[str]:
-    keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", ""))) for entry in path]
+    keys = [
+        getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", ""))) for entry in path
+    ]
     return [str(key) for key in keys if str(key) != "value"]
 
 

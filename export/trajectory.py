@@ -19,7 +19,7 @@ from nnx_ppo.networks.normalizer import Normalizer
 from serving import tree as serving_tree
 from serving.manifest import Manifest
 
-_LARGE = 30.0
+_LARGE = 10.0
 """Size of the large corner case, in standard deviations."""
 
 
@@ -133,7 +133,7 @@ def generate_observations(
 
     Floats move smoothly around the mean of the network's own normalizer with its standard
     deviation (around 0 with 1 without one); some steps are all zero, some constant, some
-    30 standard deviations away. Bools are drawn at random, `uint8` over its range, other
+    10 times as far from the mean as usual. Bools are drawn at random, `uint8` over its range, other
     integers from 0 to 3.
 
     Returns:
@@ -166,9 +166,9 @@ def _generate_leaf(
     for t in range(7, steps, 61):
         values[t] = 0.0
     for t in range(23, steps, 127):
-        values[t] = mean + _LARGE * scale * np.sign(smooth[t])
+        values[t] = mean + _LARGE * scale * noise[t]
     for t in range(41, steps - 3, 173):
-        values[t : t + 3] = mean + scale
+        values[t : t + 3] = values[t]
     return values.astype(dtype)
 
 

@@ -46,16 +46,23 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     )
     with quiet_tensorflow():
         model, _ = tf2onnx.convert.from_function(
-            function, input_signature=_plainly_named(input_signature(step)), opset=opset
+            function,
+            input_signature=_plainly_named(input_signature(step)),
+            opset=opset,
+            custom_op_handlers={name: (_where, []) for name in ("Select", "SelectV2")},
         )
     model = _with_port_names(model, step)
     _check(model)
     return model
 
 
-def write_onnx(
-    step: Step, directory: Path, opset: int, metadata: Mapping[str, Any]
-) -> Artefact:
+def _where(graph: Any, node: Any, name: str, arguments: Any) -> Any:
+    """Convert a selection as such; tf2onnx multiplies by 0 and 1, which makes NaN of infinities."""
+    node.type = "Where"
+    return node
+
+
+def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, Any]) -> Artefact:
     """Write the artefact below `directory` and return its manifest entry.
 
     Args:

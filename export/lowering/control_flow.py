@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from jax.extend import core as jcore
 
+from export.lowering.elementwise import select
 from export.lowering.registry import RULES, NotLowerable
 
 # Longer scans become a loop; shorter ones are written out, which every runtime executes faster.
@@ -28,7 +29,7 @@ def _cond(lowering: Any, equation: Any, index: Any, *operands: Any) -> Any:
     chosen = results[-1]
     for branch in range(last - 1, -1, -1):
         is_this = tf.equal(number, branch)
-        chosen = [tf.where(is_this, a, b) for a, b in zip(results[branch], chosen, strict=True)]
+        chosen = [select(is_this, a, b) for a, b in zip(results[branch], chosen, strict=True)]
     return list(chosen)
 
 
@@ -78,7 +79,7 @@ def _scan_loop(
         written = []
         for buffer, value in zip(buffers, outputs[n_carry:], strict=True):
             here = tf.reshape(tf.equal(rows, place), [length] + [1] * (buffer.shape.rank - 1))
-            written.append(tf.where(here, value[None], buffer))
+            written.append(select(here, value[None], buffer))
         return count + 1, outputs[:n_carry], written
 
     def go_on(count: Any, carry: Any, buffers: Any) -> Any:

@@ -214,21 +214,44 @@ def _select_n(lowering: Any, equation: Any, which: Any, *cases: Any) -> Any:
     if len(cases) == 1:
         return tf.identity(cases[0])
     if equation.invars[0].aval.dtype == np.bool_:
-        return tf.where(which, cases[1], cases[0])
+        return select(which, cases[1], cases[0])
     result = cases[-1]
     for index in range(len(cases) - 2, -1, -1):
         chosen = tf.less_equal(which, np.asarray(index, which.dtype.as_numpy_dtype))
-        result = tf.where(chosen, cases[index], result)
+        result = select(chosen, cases[index], result)
     return result
+
+
+# What ONNX's Where takes in every onnxruntime; other types go through one of these.
+_SELECTABLE = {tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8}
+_SELECTED_AS = {tf.int8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
+
+
+def select(condition: Any, if_true: Any, if_false: Any) -> Any:
+    """Return `if_true` where `condition` holds, else `if_false`, in any dtype."""
+    dtype = if_true.dtype
+    if dtype in _SELECTABLE:
+        return tf.where(condition, if_true, if_false)
+    if dtype == tf.bool:
+        chosen = tf.logical_and(condition, if_true)
+        return tf.logical_or(chosen, tf.logical_and(tf.logical_not(condition), if_false))
+    between = _SELECTED_AS.get(dtype, tf.float32)
+    return tf.cast(
+        tf.where(condition, tf.cast(if_true, between), tf.cast(if_false, between)), dtype
+    )
 
 
 @RULES.register("convert_element_type", broadcasts=True)
 def _convert_element_type(lowering: Any, equation: Any, x: Any) -> Any:
     target = tf.as_dtype(np.dtype(equation.params["new_dtype"]))
-    return tf.not_equal(x, _zero(x)) if target == tf.bool and x.dtype != tf.bool else tf.cast(x, target)
+    return (
+        tf.not_equal(x, _zero(x))
+        if target == tf.bool and x.dtype != tf.bool
+        else tf.cast(x, target)
+    )
 
 
-def _constants(like: Any, *values: float) -> list[np.ndarray]:
+def _constants(like: Any, *values: float | int) -> list[np.ndarray]:
     """Return NumPy scalars in the dtype of a tensor."""
     return [np.asarray(value, like.dtype.as_numpy_dtype) for value in values]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from export.lowering.elementwise import select
 from export.lowering.registry import RULES, NotLowerable
 
 
@@ -19,12 +20,12 @@ def _gather(lowering: Any, equation: Any, operand: Any, indices: Any) -> Any:
     operand_shape = equation.invars[0].aval.shape
     index_shape = equation.invars[1].aval.shape
     aval = equation.outvars[0].aval
+    if len(index_shape) == 1 and not tuple(numbers.operand_batching_dims):
+        return _gather_one_slice(lowering, equation, operand, indices)
     if tuple(numbers.operand_batching_dims) or len(numbers.start_index_map) != 1:
         return _gather_rows(lowering, equation, operand, indices)
     axis = int(numbers.start_index_map[0])
-    others_whole = all(
-        sizes[a] == operand_shape[a] for a in range(len(operand_shape)) if a != axis
-    )
+    others_whole = all(sizes[a] == operand_shape[a] for a in range(len(operand_shape)) if a != axis)
     if not others_whole or int(sizes[axis]) != 1:
         raise NotLowerable("a gather of partial slices along several axes")
     indices = tf.reshape(indices, lowering.shape(index_shape[:-1]))
@@ -37,6 +38,36 @@ def _gather(lowering: Any, equation: Any, operand: Any, indices: Any) -> Any:
         taken = tf.expand_dims(taken, axis + n_index)
         slice_axes = list(range(len(operand_shape)))
     return _place(taken, valid, axis, n_index, slice_axes, numbers.offset_dims, aval, params)
+
+
+def _gather_one_slice(lowering: Any, equation: Any, operand: Any, indices: Any) -> Any:
+    """Take one slice: `x[:, 1:]`, `x[:, -1]`, `x[:, i]`, which JAX writes as a gather too."""
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    sizes = params["slice_sizes"]
+    shape = equation.invars[0].aval.shape
+    starts: list[Any] = [0] * len(shape)
+    valid = None
+    for column, axis in enumerate(int(a) for a in numbers.start_index_map):
+        limit = shape[axis] - sizes[axis] + 1
+        starts[axis], inside = _bounded(lowering, params, indices[column], limit)
+        if inside is not None:
+            valid = inside if valid is None else tf.logical_and(valid, inside)
+    pieces: list[Any] = []
+    for start, size, extent in zip(starts, sizes, shape, strict=True):
+        known = start if isinstance(start, int) else tf.get_static_value(start)
+        if size == extent:
+            pieces.append(slice(None))
+        elif known is not None:
+            pieces.append(slice(int(known), int(known) + int(size)))
+        else:
+            pieces.append(slice(start, start + lowering.dimension(size)))
+    taken = operand[tuple(pieces)]
+    # An axis of one that the result drops; the order of the others is the operand's.
+    taken = tf.reshape(taken, lowering.shape(equation.outvars[0].aval.shape))
+    if valid is None:
+        return taken
+    return select(valid, taken, _fill_value(params, equation.outvars[0].aval))
 
 
 def _place(
@@ -68,7 +99,7 @@ def _place(
         return taken
     for place in sorted(int(a) for a in offset_dims):
         valid = tf.expand_dims(valid, place)
-    return tf.where(valid, taken, _fill_value(params, aval))
+    return select(valid, taken, _fill_value(params, aval))
 
 
 def _gather_rows(lowering: Any, equation: Any, operand: Any, indices: Any) -> Any:
@@ -89,9 +120,7 @@ def _gather_rows(lowering: Any, equation: Any, operand: Any, indices: Any) -> An
         raise NotLowerable("a gather of partial slices")
     n_batch = len(batching)
     n_index = len(index_shape) - 1
-    if n_batch and (
-        [int(a) for a in numbers.start_indices_batching_dims] != list(range(n_batch))
-    ):
+    if n_batch and ([int(a) for a in numbers.start_indices_batching_dims] != list(range(n_batch))):
         raise NotLowerable("a gather whose batching axes do not lead")
     expected = tuple(range(n_index, n_index + len(whole)))
     if tuple(int(a) for a in numbers.offset_dims) != expected:
@@ -107,7 +136,7 @@ def _gather_rows(lowering: Any, equation: Any, operand: Any, indices: Any) -> An
     taken = tf.gather_nd(operand, tf.stack(columns, axis=-1), batch_dims=n_batch)
     if valid is None:
         return taken
-    return tf.where(
+    return select(
         tf.reshape(valid, tf.concat([tf.shape(valid), [1] * len(whole)], 0)),
         taken,
         _fill_value(params, aval),
@@ -122,10 +151,10 @@ def _bounded(lowering: Any, params: Any, indices: Any, limit: Any) -> tuple[Any,
     last = lowering.dimension(limit) - 1
     if known is not None and isinstance(last, int) and np.all((known >= 0) & (known <= last)):
         return indices, None
-    if "PROMISE" in mode:
-        return indices, None
     clamped = tf.minimum(tf.maximum(indices, 0), last)
-    if "CLIP" in mode:
+    # Plain `x[i]` promises to stay inside and is not checked; XLA clamps what breaks the promise,
+    # where other runtimes would stop.
+    if "CLIP" in mode or "PROMISE" in mode:
         return clamped, None
     return clamped, tf.equal(clamped, indices)
 

@@ -34,9 +34,7 @@ class Lowering:
             values[variable] = value
         for equation in closed.jaxpr.eqns:
             self._run_equation(equation, values)
-        return [
-            self.full(self._read(atom, values), atom.aval) for atom in closed.jaxpr.outvars
-        ]
+        return [self.full(self._read(atom, values), atom.aval) for atom in closed.jaxpr.outvars]
 
     def _run_equation(self, equation: jcore.JaxprEqn, values: dict[Any, Any]) -> None:
         found = RULES.find(equation.primitive.name)
@@ -108,4 +106,4 @@ def _is_one(size: Any) -> bool:
 
 def _evaluate(size: Any, batch: Any) -> Any:
     """Evaluate a dimension expression in the batch size, by its own arithmetic."""
-    return size._evaluate({name: batch for name in size._get_vars()})
+    return size._evaluate(dict.fromkeys(size._get_vars(), batch))

@@ -30,9 +30,7 @@ def _dot_general(lowering: Any, equation: Any, left: Any, right: Any) -> Any:
     return tf.reshape(product, lowering.shape(aval.shape))
 
 
-def _arrange(
-    lowering: Any, x: Any, shape: Any, batch: Any, rows: Any, columns: Any
-) -> Any:
+def _arrange(lowering: Any, x: Any, shape: Any, batch: Any, rows: Any, columns: Any) -> Any:
     """Transpose and reshape `x` to batch axes followed by one row and one column axis."""
     order = [*batch, *rows, *columns]
     if order != list(range(len(shape))):
@@ -71,9 +69,7 @@ def _conv_general_dilated(lowering: Any, equation: Any, x: Any, kernel: Any) -> 
         raise NotLowerable(f"convolution over {spatial} axes")
     groups = int(params["feature_group_count"])
     x = tf.transpose(x, [*_places(numbers.lhs_spec, last=1)])
-    kernel = tf.transpose(
-        kernel, [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
-    )
+    kernel = tf.transpose(kernel, [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]])
     x = tf.pad(x, [[0, 0], *([int(a), int(b)] for a, b in params["padding"]), [0, 0]])
     strides = [int(s) for s in params["window_strides"]]
     dilations = [int(d) for d in params["rhs_dilation"]]

@@ -44,9 +44,24 @@ def _transpose(lowering: Any, equation: Any, x: Any) -> Any:
     return tf.transpose(x, [int(axis) for axis in equation.params["permutation"]])
 
 
+@RULES.register("tile")
+def _tile(lowering: Any, equation: Any, x: Any) -> Any:
+    return tf.tile(x, lowering.exact_shape(equation.params["reps"]))
+
+
 @RULES.register("concatenate")
 def _concatenate(lowering: Any, equation: Any, *inputs: Any) -> Any:
     return tf.concat(list(inputs), axis=int(equation.params["dimension"]))
+
+
+@RULES.register("stack")
+def _stack(lowering: Any, equation: Any, *inputs: Any) -> Any:
+    return tf.stack(list(inputs), axis=int(equation.params["axis"]))
+
+
+@RULES.register("unstack")
+def _unstack(lowering: Any, equation: Any, x: Any) -> Any:
+    return list(tf.unstack(x, num=len(equation.outvars), axis=int(equation.params["axis"])))
 
 
 @RULES.register("split")

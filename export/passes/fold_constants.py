@@ -42,6 +42,7 @@ def fold_constants(
         constants[closed.jaxpr.invars[index]] = value
     substitution: dict[jcore.Var, Any] = {}
     equations: list[jcore.JaxprEqn] = []
+    debug_info = closed.jaxpr.debug_info.with_unknown_names()
     pending = list(reversed(closed.jaxpr.eqns))
     while pending:
         equation = pending.pop()
@@ -51,7 +52,7 @@ def fold_constants(
         if branch is not None:
             pending += reversed(_branch_equations(equation, branch, constants, substitution))
             continue
-        values = _evaluate(equation, constants)
+        values = _evaluate(equation, constants, debug_info)
         if values is None:
             equations.append(equation)
             continue
@@ -84,10 +85,14 @@ def _separate_inputs(
     return equations, [renamed.get(a, a) if is_var(a) else a for a in outputs], constants
 
 
-def _evaluate(equation: jcore.JaxprEqn, constants: dict[jcore.Var, Any]) -> list[Any] | None:
+def _evaluate(
+    equation: jcore.JaxprEqn, constants: dict[jcore.Var, Any], debug_info: Any
+) -> list[Any] | None:
     """Return the outputs of `equation` if all it needs is known, else None."""
     values = [constant_value(atom, constants) for atom in equation.invars]
     if any(value is None for value in values) or equation.effects:
+        return None
+    if equation.primitive.name == "dim_as_value":
         return None
     shapes = [getattr(variable.aval, "shape", ()) for variable in equation.outvars]
     if not all(is_static_shape(shape) for shape in shapes):
@@ -98,7 +103,13 @@ def _evaluate(equation: jcore.JaxprEqn, constants: dict[jcore.Var, Any]) -> list
         return None
     parameters = [jcore.Var(atom.aval) for atom in equation.invars]
     results = [jcore.Var(variable.aval) for variable in equation.outvars]
-    body = jcore.Jaxpr([], parameters, results, [equation.replace(invars=parameters, outvars=results)])
+    body = jcore.Jaxpr(
+        [],
+        parameters,
+        results,
+        [equation.replace(invars=parameters, outvars=results)],
+        debug_info=debug_info,
+    )
     with jax.ensure_compile_time_eval():
         outputs = jcore.jaxpr_as_fun(jcore.ClosedJaxpr(body, []))(*values)
     return [_to_host(value) for value in outputs]

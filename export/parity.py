@@ -1,0 +1,251 @@
+"""Prove that each artefact of a bundle acts like the network it came from.
+
+The reference is the user's network under `jax.jit`, in evaluation mode, otherwise untouched. Each
+artefact runs in the session that a robot would use, over a trajectory with resets in the middle:
+free running, feeding back its own carry, and teacher forced, given the reference's carry each step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from export.errors import ParityError
+from export.network_copy import reference_copy
+from export.parity_report import Comparison, ParityReport, PortResult, write_report
+from export.trajectory import (
+    Trajectory,
+    generate_observations,
+    given_observations,
+    record,
+    reset_schedule,
+)
+from serving import load_policy, read_bundle
+from serving import tree as serving_tree
+from serving.bundle import Bundle
+from serving.manifest import Manifest
+
+TOLERANCES = {"stablehlo": 2e-6, "saved_model": 1e-5, "saved_model_xla": 1e-5, "onnx": 1e-5}
+"""Per artefact, the absolute bound and, added to it, the bound relative to the reference."""
+
+_PROFILE_POINTS = 200
+"""How many points of the error over time a report keeps."""
+
+
+def verify_parity(
+    bundle: Bundle | str | os.PathLike[str],
+    network: Any,
+    *,
+    observations: Any = None,
+    steps: int = 1000,
+    batch_sizes: Sequence[int] = (1, 3, 64),
+    runtimes: Sequence[str] | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    seed: int = 0,
+    write: bool = True,
+) -> ParityReport:
+    """Compare every artefact of a bundle with the network, step by step and leaf by leaf.
+
+    Args:
+        bundle: The bundle, or its path.
+        network: The trained network that was exported; it is not touched.
+        observations: Recorded observations to use, the observation tree with leaves `[T, ...]` or
+            `[T, B, ...]`; default: made from the network's normalizer, with corner cases.
+        steps: Length of the trajectory, at least 3.
+        batch_sizes: Batch sizes to run; a bundle of fixed batch size is run at that one only.
+        runtimes: Artefacts to compare; default: all in the bundle.
+        tolerances: Artefact → bound, both absolute and relative; default: `TOLERANCES`.
+        seed: Seed of the observations and resets.
+        write: Write `parity.json` and `report.html` into the bundle.
+
+    Returns:
+        The report; `report.passed` is the verdict.
+
+    Raises:
+        ParityError: The comparison cannot be made, for example with another network.
+        serving.ServingError: The bundle cannot be read or a runtime is missing.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else read_bundle(bundle)
+    manifest = bundle.manifest
+    names = _chosen_runtimes(manifest, runtimes)
+    sizes = _chosen_sizes(manifest, batch_sizes)
+    if steps < 3:
+        raise ParityError(f"steps must be at least 3 to have a reset in the middle, got {steps}")
+    bounds = {**TOLERANCES, **(tolerances or {})}
+    policies = {name: load_policy(bundle, runtime=name) for name in names}
+    comparisons: list[Comparison] = []
+    for batch_size in sizes:
+        reference = _reference(manifest, network, observations, steps, batch_size, seed)
+        for name, policy in policies.items():
+            for mode in ("free_running", "teacher_forced"):
+                comparisons.append(_compare(policy, name, mode, reference, manifest, bounds[name]))
+    report = ParityReport(
+        policy=manifest.name,
+        steps=steps,
+        seed=seed,
+        observations="recorded" if observations is not None else "generated",
+        comparisons=comparisons,
+        artefact_bytes={
+            name: sum(file.size for file in manifest.artefacts[name].files) for name in names
+        },
+    )
+    if write:
+        write_report(bundle, report)
+    return report
+
+
+def _chosen_runtimes(manifest: Manifest, runtimes: Sequence[str] | None) -> list[str]:
+    if runtimes is None:
+        return list(manifest.artefacts)
+    missing = [name for name in runtimes if name not in manifest.artefacts]
+    if missing or not runtimes or isinstance(runtimes, str):
+        raise ParityError(
+            f"runtimes must name artefacts of the bundle, {list(manifest.artefacts)}, got {runtimes!r}"
+        )
+    return list(runtimes)
+
+
+def _chosen_sizes(manifest: Manifest, batch_sizes: Sequence[int]) -> list[int]:
+    if manifest.batch_size is not None:
+        return [manifest.batch_size]
+    if not batch_sizes or any(size < 1 for size in batch_sizes):
+        raise ParityError(f"batch_sizes must be numbers of at least 1, got {tuple(batch_sizes)}")
+    return list(batch_sizes)
+
+
+def _reference(
+    manifest: Manifest, network: Any, observations: Any, steps: int, batch_size: int, seed: int
+) -> Trajectory:
+    if observations is None:
+        leaves = generate_observations(manifest, network, steps, batch_size, seed)
+    else:
+        leaves = given_observations(manifest, observations, steps, batch_size)
+    reset = reset_schedule(steps, batch_size, seed)
+    copy = reference_copy(network)
+    _check_same_network(manifest, copy)
+    return record(manifest, copy, leaves, reset)
+
+
+def _check_same_network(manifest: Manifest, copy: Any) -> None:
+    carry = copy.initialize_state(1)
+    try:
+        leaves = serving_tree.flatten(manifest.network_carry.tree, carry, root="carry")
+    except Exception as error:
+        raise ParityError(
+            f"the network's carry does not have the structure recorded in the bundle ({error}); "
+            "pass the network that was exported"
+        ) from error
+    for described, leaf in zip(manifest.network_carry.leaves, leaves, strict=True):
+        shape = list(leaf.shape[1:])
+        if described.key_impl is None and shape != described.shape:
+            raise ParityError(
+                f"the network's carry has a leaf of shape {shape} where the bundle recorded "
+                f"{described.shape}; pass the network that was exported"
+            )
+
+
+def _compare(
+    policy: Any, name: str, mode: str, reference: Trajectory, manifest: Manifest, bound: float
+) -> Comparison:
+    """Run one artefact over the reference trajectory and measure every port."""
+    session = policy.session(reference.batch_size, check_finite=False)
+    actions = {port: np.empty_like(values) for port, values in reference.actions.items()}
+    carries = {port: np.empty_like(values) for port, values in reference.next_carry.items()}
+    action_names = [leaf.port for leaf in serving_tree.leaves(manifest.action)]
+    times_us = np.empty(reference.steps)
+    for t in range(reference.steps):
+        if mode == "teacher_forced" and t > 0 and carries:
+            session.carry = {port: values[t - 1] for port, values in reference.next_carry.items()}
+        session.reset(reference.reset[t])
+        leaves = [values[t] for values in reference.observations]
+        observation = serving_tree.unflatten(manifest.observation, leaves)
+        begin = time.perf_counter()
+        action = session.step(observation)
+        times_us[t] = (time.perf_counter() - begin) * 1e6
+        for port, leaf in zip(
+            action_names, serving_tree.flatten(manifest.action, action), strict=True
+        ):
+            actions[str(port)][t] = leaf
+        for port, leaf in session.carry.items():
+            carries[port][t] = leaf
+    next_names = {port.name: port.next_name for port in manifest.carry_ports}
+    ports = [
+        measure(port, actions[port], reference.actions[port], bound) for port in reference.actions
+    ]
+    ports += [
+        measure(next_names[port], carries[port], reference.next_carry[port], bound)
+        for port in reference.next_carry
+    ]
+    return Comparison(
+        runtime=name,
+        mode=mode,
+        batch_size=reference.batch_size,
+        tolerance=bound,
+        ports=ports,
+        step_median_us=float(np.median(times_us)),
+        step_p99_us=float(np.percentile(times_us, 99)),
+        error_over_time=_profile(actions, reference.actions),
+    )
+
+
+def measure(name: str, actual: np.ndarray, expected: np.ndarray, bound: float) -> PortResult:
+    """Compare two recordings of one port, `[T, B, ...]` each.
+
+    An element is within bounds if `|actual - expected| <= bound + bound * |expected|`; integers and
+    bools must be equal. NaN against NaN and an infinity against the same one are equal and counted;
+    anything else that is not finite is a failure.
+    """
+    is_float = expected.dtype.kind == "f"
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    same = (a == e) | (np.isnan(a) & np.isnan(e))
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(a - e))
+    error = np.where(np.isnan(error), np.inf, error)
+    magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
+    allowed = bound + bound * magnitude if is_float else np.zeros_like(error)
+    excess = error - allowed
+    worst = np.unravel_index(int(np.argmax(excess)), error.shape) if error.size else (0, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(error > 0, error / np.where(magnitude > 0, magnitude, np.nan), 0.0)
+    return PortResult(
+        name=name,
+        max_abs_error=float(error.max(initial=0.0)),
+        max_rel_error=float(np.nanmax(relative, initial=0.0)),
+        max_ulp=_max_ulp(actual, expected) if is_float else 0,
+        worst_step=int(worst[0]),
+        worst_row=int(worst[1]),
+        equal_nans=int(np.sum(np.isnan(a) & np.isnan(e))),
+        violations=int(np.sum(excess > 0)),
+    )
+
+
+def _max_ulp(actual: np.ndarray, expected: np.ndarray) -> int:
+    """Return the largest distance in representable float32 numbers, over finite pairs.
+
+    Floats order like their bit patterns as sign-magnitude integers, so the distance is a difference
+    of integers (Bruce Dawson, "Comparing Floating Point Numbers", 2012).
+    """
+    finite = np.isfinite(actual) & np.isfinite(expected)
+    if not finite.any():
+        return 0
+    places = []
+    for values in (actual, expected):
+        bits = np.ascontiguousarray(values[finite], np.float32).view(np.int32).astype(np.int64)
+        places.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
+    return int(np.abs(places[0] - places[1]).max())
+
+
+def _profile(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[float]:
+    """Return the largest action error per slice of time, for the plot."""
+    per_step = np.zeros(next(iter(expected.values())).shape[0])
+    for port, values in expected.items():
+        with np.errstate(invalid="ignore"):
+            error = np.abs(actual[port].astype(np.float64) - values.astype(np.float64))
+        error = np.nan_to_num(error.reshape(error.shape[0], -1), nan=0.0, posinf=0.0)
+        per_step = np.maximum(per_step, error.max(axis=1, initial=0.0))
+    parts = np.array_split(per_step, min(_PROFILE_POINTS, per_step.size))
+    return [float(part.max()) for part in parts]

@@ -1,0 +1,129 @@
+"""Every network of the library acts the same in every format, over a long trajectory."""
+
+from __future__ import annotations
+
+import json
+
+import export_networks
+import numpy as np
+import pytest
+from flax import nnx
+
+from export import ParityError, verify_parity
+from export.parity import measure
+
+ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
+
+
+@pytest.mark.parametrize("name", list(export_networks.NETWORKS))
+def test_every_format_follows_the_network_for_a_thousand_steps(exported, name):
+    case = exported(name)
+    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(1, 3, 64))
+    assert report.passed, report.summary
+    assert {c.runtime for c in report.comparisons} == set(ARTEFACTS)
+    assert {c.batch_size for c in report.comparisons} == {1, 3, 64}
+    bounds = {c.runtime: c.tolerance for c in report.comparisons}
+    assert bounds == {
+        "stablehlo": 2e-6,
+        "saved_model": 1e-5,
+        "saved_model_xla": 1e-5,
+        "onnx": 1e-5,
+    }
+    ports = {port.name for c in report.comparisons for port in c.ports}
+    manifest = case.bundle.manifest
+    assert ports == {port.name for port in manifest.action_ports} | {
+        port.next_name for port in manifest.carry_ports
+    }
+
+
+def test_another_network_of_the_same_shape_fails_and_the_report_says_where(exported):
+    case = exported("lstm")
+    other, _ = export_networks.make("lstm", seed=5)
+    report = verify_parity(
+        case.bundle, other, steps=20, batch_sizes=(2,), runtimes=["onnx"], write=False
+    )
+    assert not report.passed
+    worst = report.comparisons[0].worst
+    assert worst.violations > 20 and worst.max_abs_error > 1e-3
+    assert "FAIL" in report.summary
+
+
+def test_a_network_with_another_carry_is_refused(exported):
+    case = exported("lstm")
+    other, _ = export_networks.make("gru")
+    with pytest.raises(ParityError, match="pass the network that was exported"):
+        verify_parity(case.bundle, other, steps=10, batch_sizes=(1,))
+
+
+def test_the_report_lands_in_the_bundle_as_json_and_page(exported):
+    case = exported("population_graph")
+    report = verify_parity(case.bundle, case.network, steps=30, batch_sizes=(2,))
+    saved = json.loads((case.bundle.path / "parity.json").read_text())
+    assert saved["passed"] is True and saved["steps"] == 30
+    assert saved["comparisons"][0]["ports"][0]["name"] == "action"
+    page = (case.bundle.path / "report.html").read_text()
+    assert "polyline" in page and "populations.inter.buffer" in page
+    assert report.artefact_bytes["onnx"] == (case.bundle.path / "onnx/policy.onnx").stat().st_size
+
+
+def test_recorded_observations_are_used_in_time_order(exported):
+    case = exported("gru")
+    recorded = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    report = verify_parity(
+        case.bundle,
+        case.network,
+        observations=recorded,
+        steps=40,
+        batch_sizes=(1, 2),
+        runtimes=["onnx"],
+        write=False,
+    )
+    assert report.passed and report.observations == "recorded"
+
+
+def test_a_difference_of_one_ulp_and_a_nan_are_measured():
+    expected = np.ones((4, 2, 3), np.float32)
+    actual = expected.copy()
+    actual[2, 1, 0] = np.nextafter(np.float32(1), np.float32(2))
+    result = measure("action", actual, expected, 1e-5)
+    assert (result.max_ulp, result.worst_step, result.violations) == (1, 2, 0)
+    actual[3, 0, 0] = np.nan
+    result = measure("action", actual, expected, 1e-5)
+    assert (result.worst_step, result.worst_row, result.violations) == (3, 0, 1)
+    assert result.max_abs_error == np.inf
+    expected[3, 0, 0] = np.nan
+    result = measure("action", actual, expected, 1e-5)
+    assert (result.equal_nans, result.violations) == (1, 0)
+
+
+def test_integers_must_be_equal():
+    expected = np.arange(6, dtype=np.int32).reshape(3, 2)
+    actual = expected.copy()
+    actual[1, 1] += 1
+    assert measure("count", actual, expected, 1e-5).violations == 1
+
+
+def test_a_fixed_batch_is_compared_at_that_batch_only(tmp_path):
+    from export import export_policy
+
+    network, observation = export_networks.make("lstm")
+    bundle = export_policy(network, observation, tmp_path / "policy", batch_size=4)
+    report = verify_parity(bundle, network, steps=60)
+    assert report.passed, report.summary
+    assert {c.batch_size for c in report.comparisons} == {4}
+
+
+def test_the_network_is_the_same_after_a_comparison(exported):
+    case = exported("ar1")
+    before = [np.asarray(x) for x in _arrays(case.network)]
+    verify_parity(case.bundle, case.network, steps=10, batch_sizes=(1,), runtimes=["onnx"])
+    after = [np.asarray(x) for x in _arrays(case.network)]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _arrays(network):
+    import jax
+
+    leaves = jax.tree.leaves(nnx.split(network)[1])
+    is_key = jax.dtypes.prng_key
+    return [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, is_key) else x for x in leaves]
