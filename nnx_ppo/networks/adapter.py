@@ -31,8 +31,8 @@ class PPOAdapter(StatefulModule):
             action: Module ending in samplers.
             value: Module whose leaves are ``(batch, 1)`` or ``(batch,)``.
         """
-        self.action = action
-        self.value = value
+        self.action: Any = action
+        self.value: Any = value
 
     def __call__(
         self, module_state: ModuleState, obs: Any, rollout_extras: Any = None

@@ -25,7 +25,7 @@ class Sequential(StatefulModule):
 
     def __init__(self, layers: Iterable[StatefulModule]):
         """Creates the chain from its layers, first to last."""
-        self.layers = nnx.List(layers)
+        self.layers: nnx.List[Any] = nnx.List(layers)
 
     def __getitem__(self, index: int | slice) -> Any:
         return self.layers[index]
@@ -122,7 +122,7 @@ class NamedContainer(StatefulModule):
         children = dict(modules) if modules is not None else named
         if not children:
             raise ValueError(f"{owner}: needs at least one module")
-        self.components = nnx.Dict(children)
+        self.components: nnx.Dict[Any] = nnx.Dict(children)
         self.names = tuple(children)
 
     def initialize_state(self, batch_size: BatchSize) -> dict[str, ModuleState]:

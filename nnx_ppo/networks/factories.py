@@ -77,7 +77,7 @@ def make_mlp_actor_critic(
     entropy_weight: SupportsFloat = 1e-2,
     min_std: SupportsFloat = 1e-1,
     std_scale: SupportsFloat = 1.0,
-) -> StatefulModule:
+) -> Any:
     """Returns a Gaussian policy and a critic, each a perceptron of its own.
 
     Args:

@@ -27,7 +27,7 @@ class Recorder(StatefulModule):
 
     def __init__(self, wrapped: StatefulModule):
         """Wraps a module."""
-        self.wrapped = wrapped
+        self.wrapped: Any = wrapped
 
     def __call__(
         self, module_state: ModuleState, obs: Any, rollout_extras: Any = None
@@ -49,7 +49,7 @@ class Recorder(StatefulModule):
         self.wrapped.update_statistics(rollout_extras)
 
 
-def with_recording(network: StatefulModule) -> StatefulModule:
+def with_recording(network: StatefulModule) -> Any:
     """Returns a network that also returns what each of its modules computed.
 
     The result has containers of its own and shares every Variable with ``network``: weights stay

@@ -63,7 +63,7 @@ class LSTM(StatefulModule):
         self.use_optimized = use_optimized
         self.trainable_initial_state = trainable_initial_state
         cell_class = nnx.OptimizedLSTMCell if use_optimized else nnx.LSTMCell
-        self.cell = cell_class(
+        self.cell: Any = cell_class(
             in_features,
             hidden_features,
             gate_fn=gate_fn,
@@ -130,7 +130,7 @@ class GRU(StatefulModule):
         self.in_features = in_features
         self.hidden_features = hidden_features
         self.trainable_initial_state = trainable_initial_state
-        self.cell = nnx.GRUCell(
+        self.cell: Any = nnx.GRUCell(
             in_features,
             hidden_features,
             gate_fn=gate_fn,

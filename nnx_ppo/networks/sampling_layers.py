@@ -66,7 +66,7 @@ class NormalTanhSampler(ActionSampler):
     def __call__(
         self,
         module_state: ModuleState,
-        obs: Float[AnyArray, "batch parameters"],
+        obs: Float[AnyArray, "*batch parameters"],
         rollout_extras: Any = None,
     ) -> StatefulModuleOutput:
         """Samples an action, or scores the one in ``rollout_extras``.

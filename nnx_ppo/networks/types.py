@@ -7,7 +7,7 @@ passed in, returned, and reset together with that environment.
 
 import abc
 import dataclasses
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +27,12 @@ BatchSize: TypeAlias = Any
 
 AnyArray: TypeAlias = jax.Array | np.ndarray
 """What modules accept as an array: one of JAX, a tracer, or one of NumPy."""
+
+if TYPE_CHECKING:
+    # Whoever reads a loss knows which of its forms to expect; only the run-time check needs all.
+    RegularizationLoss: TypeAlias = Any
+else:
+    RegularizationLoss = Num[AnyArray, "..."] | float | int
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -51,7 +57,7 @@ class StatefulModuleOutput(JaxDataclass):
     """The carry for the next step, structure, shapes and dtypes as those of the carry passed in."""
     output: Any
     """The module's result, a pytree whose leaves lead with the batch axis."""
-    regularization_loss: Num[AnyArray, "..."] | float | int
+    regularization_loss: RegularizationLoss
     """Term to add to the loss: a scalar, or one value per environment ``(batch,)``."""
     metrics: Any
     """Quantities worth logging: a dict with string or integer keys, possibly nested."""

@@ -95,12 +95,13 @@ class Filter(StatefulModule):
         ['angle', 'goal']
     """
 
-    def __init__(self, spec: dict[str, Any]):
+    def __init__(self, spec: Any):
         """Creates the filter.
 
         Args:
-            spec: For each output key where its value comes from: a string ``k`` for ``x[k]``, a
-                tuple ``(k1, k2, ...)`` for ``x[k1][k2]...``, or a function of the whole input.
+            spec: A dict that says for each output key where its value comes from: a string ``k``
+                for ``x[k]``, a tuple ``(k1, k2, ...)`` for ``x[k1][k2]...``, or a function of the
+                whole input.
 
         Raises:
             TypeError: ``spec`` is not a dict, or an entry is none of those.

@@ -1,5 +1,7 @@
 """A directed edge of a population graph."""
 
+from typing import Any
+
 from flax import nnx
 
 from nnx_ppo.networks.types import StatefulModule
@@ -27,5 +29,5 @@ class Connection(nnx.Module):
             )
         self.src = src
         self.dst = dst
-        self.transform = transform
+        self.transform: Any = transform
         self.delay = delay
