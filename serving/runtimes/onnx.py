@@ -18,6 +18,7 @@ from serving.runtimes.base import (
     input_ports,
     output_ports,
 )
+from serving.runtimes.onnx_weights import has_external_weights
 
 _DTYPES = {
     "tensor(bool)": "bool",
@@ -75,10 +76,9 @@ class ArtefactRuntime(Runtime):
 
     def __init__(self, bundle: Bundle, artefact: str, *, threads: int = 1) -> None:
         super().__init__(bundle, artefact)
-        # The checked bytes and not the path: a file replaced since then is never loaded. The path
-        # is needed only by a model whose weights lie in files beside it.
-        alone = len(bundle.artefact(artefact).files) == 1
-        model = bundle.artefact_bytes(artefact) if alone else str(self.file)
+        # The checked bytes and not the path: a file replaced since then is never loaded.
+        model = bundle.artefact_bytes(artefact)
+        self._check_weights(model)
         self._session = self._load(model, _session_options(threads))
         check_signature(
             self.file,
@@ -90,8 +90,18 @@ class ArtefactRuntime(Runtime):
     def _make_step(self, batch_size: int) -> Step:
         return OnnxStep(self.manifest, batch_size, self._session)
 
+    def _check_weights(self, model: bytes) -> None:
+        try:
+            external = has_external_weights(model)
+        except ValueError as error:
+            raise BundleError(self.file, f"is no ONNX model: {error}; export it again") from error
+        if external:
+            raise BundleError(
+                self.file, "keeps weights in other files, which is not supported; embed them"
+            )
+
     def _load(
-        self, model: bytes | str, options: onnxruntime.SessionOptions
+        self, model: bytes, options: onnxruntime.SessionOptions
     ) -> onnxruntime.InferenceSession:
         result: list[Any] = []
 
