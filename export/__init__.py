@@ -1,5 +1,9 @@
 """Turn a trained network into a bundle that acts without JAX, and prove that it acts the same."""
 
+from export.installed import check_installed
+
+check_installed()
+
 from export.carry_conversion import to_exported_carry, to_network_carry
 from export.errors import (
     CarryConversionError,
