@@ -225,7 +225,10 @@ def without(tensors, name):
     [
         (lambda c: without(c, "carry.count"), "'carry.count' is missing"),
         (lambda c: {**c, "carry.x": c["carry.count"]}, "unexpected tensor 'carry.x'"),
-        (lambda c: {**c, "carry.count": np.array(5, np.float32)}, "'carry.count' has dtype float32"),
+        (
+            lambda c: {**c, "carry.count": np.array(5, np.float32)},
+            "'carry.count' has dtype float32",
+        ),
         (
             lambda c: {**c, "carry.hidden": np.zeros(4, np.float32)},
             r"hidden' has shape \(4,",
