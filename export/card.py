@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.manifest import Manifest, Port
@@ -32,7 +33,8 @@ def card(manifest: Manifest) -> str:
     lines += _rows("carry in", manifest.carry_ports)
     lines += _rows("action", manifest.action_ports)
     lines += [
-        f"| `{port.next_name}` | carry out, fed back as `{port.name}` | {port.dtype} | {port.shape} |"
+        f"| `{port.next_name}` | carry out, fed back as `{port.name}` | {port.dtype} | "
+        f"{port.shape} |"
         for port in manifest.carry_ports
     ]
     lines += _rows("extra output", manifest.extra_output_ports)
@@ -47,12 +49,14 @@ def card(manifest: Manifest) -> str:
         "action = session.step(observation)",
         "```",
         "",
-        "`nnx-ppo selftest DIRECTORY` replays the recorded trajectory on this machine; `parity.json` and",
-        "`report.html`, once `nnx-ppo verify` has run, say how close each artefact is to the network.",
+        "`nnx-ppo selftest DIRECTORY` replays the recorded trajectory on this machine; "
+        "`parity.json` and",
+        "`report.html`, once `nnx-ppo verify` has run, say how close each artefact is to the "
+        "network.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _rows(role: str, ports: list[Port]) -> list[str]:
+def _rows(role: str, ports: Sequence[Port]) -> list[str]:
     return [f"| `{port.name}` | {role} | {port.dtype} | {port.shape} |" for port in ports]

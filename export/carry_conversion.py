@@ -8,8 +8,8 @@ A rollout that JAX started can go on in a session, and the other way round:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from export.delay_layout import ring_to_time_order, time_order_to_ring
 from export.errors import CarryConversionError
+from export.prng_keys import without_key_type
 from export.structure import rebuild
 from serving import read_bundle
 from serving import tree as serving_tree
@@ -25,9 +26,7 @@ from serving.bundle import Bundle
 from serving.manifest import CarryLeaf, Manifest, NetworkCarry
 
 
-def to_exported_carry(
-    bundle: Bundle | str | os.PathLike[str], network_carry: Any
-) -> dict[str, np.ndarray]:
+def to_exported_carry(bundle: Bundle | str | Path, network_carry: Any) -> dict[str, np.ndarray]:
     """Convert a carry of the network to the one that the bundle's artefacts take.
 
     Args:
@@ -62,9 +61,7 @@ def exported_leaves(description: NetworkCarry, leaves: list[np.ndarray]) -> dict
     return converted
 
 
-def to_network_carry(
-    bundle: Bundle | str | os.PathLike[str], carry: Mapping[str, np.ndarray]
-) -> Any:
+def to_network_carry(bundle: Bundle | str | Path, carry: Mapping[str, np.ndarray]) -> Any:
     """Convert a session's carry to one that the network continues from.
 
     Args:
@@ -108,7 +105,7 @@ def _filled(leaf: CarryLeaf, batch_size: int) -> jax.Array:
     return keys
 
 
-def _manifest(bundle: Bundle | str | os.PathLike[str]) -> Manifest:
+def _manifest(bundle: Bundle | str | Path) -> Manifest:
     return bundle.manifest if isinstance(bundle, Bundle) else read_bundle(bundle).manifest
 
 
@@ -118,12 +115,11 @@ def _checked(description: NetworkCarry, leaves: list[Any]) -> list[np.ndarray]:
     host: list[np.ndarray] = []
     batch_size: int | None = None
     for name, leaf, value in zip(nodes, description.leaves, leaves, strict=True):
-        if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        array = np.asarray(value)
+        array = np.asarray(without_key_type(value))
         if array.ndim != len(leaf.shape) + 1 or list(array.shape[1:]) != leaf.shape:
             raise CarryConversionError(
-                f"{name} has shape {list(array.shape)}, expected [B, {', '.join(map(str, leaf.shape))}]"
+                f"{name} has shape {list(array.shape)}, expected [B, "
+                f"{', '.join(map(str, leaf.shape))}]"
             )
         if str(array.dtype) != leaf.dtype:
             raise CarryConversionError(f"{name} has dtype {array.dtype}, expected {leaf.dtype}")
@@ -141,7 +137,8 @@ def _with_batch_axis(manifest: Manifest, carry: Mapping[str, np.ndarray]) -> dic
     missing, surplus = sorted(set(ports) - set(carry)), sorted(set(carry) - set(ports))
     if missing or surplus:
         raise CarryConversionError(
-            f"the carry must have exactly the ports {list(ports)}; missing {missing}, unexpected {surplus}"
+            f"the carry must have exactly the ports {list(ports)}; missing {missing}, "
+            f"unexpected {surplus}"
         )
     batched: dict[str, np.ndarray] = {}
     for name, port in ports.items():

@@ -1,8 +1,8 @@
 """The two layouts of a carry: the network's ring buffers and the exported time order.
 
-A `Delay` or a `PopulationGraph` in training holds a ring and a pointer per environment. The exported
-step holds the same values in time order: slot k-1 is the value of k steps ago and there is no
-pointer. Here both carries are laid side by side, leaf by leaf, and converted exactly.
+A `Delay` or a `PopulationGraph` in training holds a ring and a pointer per environment. The
+exported step holds the same values in time order: slot k-1 is the value of k steps ago and there is
+no pointer. Here both carries are laid side by side, leaf by leaf, and converted exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def use_time_order(network: nnx.Module) -> None:
     """Switch every delay line inside `network`, a private copy, to time order."""
     for _, module in nnx.iter_modules(network):
         if hasattr(module, "delay_line"):
-            module.delay_line = TIME_ORDERED
+            setattr(module, "delay_line", TIME_ORDERED)  # noqa: B010  (any module may have one)
 
 
 def align(network_carry: Any, exported_carry: Any) -> list[CarryLeaf]:

@@ -49,7 +49,8 @@ class UnsupportedOperationError(ExportError):
         detail = f" ({reason})" if reason else ""
         super().__init__(
             f"no lowering rule for the JAX primitive '{primitive}'{detail}, used by module "
-            f"'{module_path}' at {source}; formats onnx and saved_model (flavour portable) need one. "
+            f"'{module_path}' at {source}; formats onnx and saved_model (flavour portable) "
+            "need one. "
             f"Rewrite that line with supported operations, or export only: "
             f"{', '.join(usable_formats)}"
         )

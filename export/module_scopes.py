@@ -62,14 +62,23 @@ def module_path_of(equation: jcore.JaxprEqn) -> str:
 
 def source_line_of(equation: jcore.JaxprEqn) -> str:
     """Return `file:line (function)` of the user's frame that produced `equation`."""
-    traceback = equation.source_info.traceback
-    if traceback is not None:
-        for frame in traceback.frames:
-            path = frame.file_name.replace("\\", "/")
-            if any(part in path for part in _LIBRARY_PARTS) or path == __file__:
-                continue
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return "an unknown line"
+    frame = _user_frame(equation.source_info.traceback)
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+def has_user_line(traceback: Any) -> bool:
+    """Return whether a JAX traceback has a frame outside the libraries."""
+    return _user_frame(traceback) is not None
+
+
+def _user_frame(traceback: Any) -> Any:
+    for frame in traceback.frames if traceback is not None else ():
+        path = frame.file_name.replace("\\", "/")
+        if path != __file__ and not any(part in path for part in _LIBRARY_PARTS):
+            return frame
+    return None
 
 
 _LIBRARY_PARTS = ("/jax/_src/", "/jax/", "/flax/", "/jaxtyping/", "/beartype/", "<string>")

@@ -17,6 +17,7 @@ from flax import nnx
 from export.delay_layout import use_time_order
 from export.errors import NetworkError, RandomnessError
 from export.module_scopes import add_module_scopes
+from export.prng_keys import is_key, without_key_type
 from export.structure import leaf_names, paths_of
 
 
@@ -44,7 +45,9 @@ def reference_copy(network: Any) -> NetworkCopy:
 
 
 def export_copy(network: Any) -> NetworkCopy:
-    """Return the network in `eval()` mode with delays in time order and modules that say who they are."""
+    """Return the network in `eval()` mode with delays in time order and modules that say who "
+    "they are.
+    """
     return _copy(network, exported=True)
 
 
@@ -87,7 +90,8 @@ def fresh_rows(copy: NetworkCopy, kept: list[bool] | None = None) -> list[Any]:
         of_two, of_three = shapes[0][index].shape, shapes[1][index].shape
         if of_two[:1] != (2,) or of_three[:1] != (3,) or of_two[1:] != of_three[1:]:
             raise NetworkError(
-                f"{name} has shape {of_two} for 2 environments and {of_three} for 3; every leaf that "
+                f"{name} has shape {of_two} for 2 environments and {of_three} for 3; every "
+                "leaf that "
                 "initialize_state returns must lead with the batch axis"
             )
         rows.append(leaf[0])
@@ -100,9 +104,7 @@ def fresh_rows(copy: NetworkCopy, kept: list[bool] | None = None) -> list[Any]:
 
 
 def _rows_equal(leaf: Any) -> bool:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    host = np.asarray(leaf)
+    host = np.asarray(without_key_type(leaf))
     return bool(np.array_equal(host[0], host[1], equal_nan=host.dtype.kind in "fc"))
 
 
@@ -131,7 +133,8 @@ def reset_behaviour(copy: NetworkCopy, kept: list[bool]) -> list[str]:
             behaviour.append("keep")
         else:
             raise NetworkError(
-                f"reset_state sets {name} neither to its initial value nor leaves it alone; a session "
+                f"reset_state sets {name} neither to its initial value nor leaves it alone; a "
+                "session "
                 "could not reset it. Make reset_state agree with initialize_state"
             )
     return behaviour
@@ -141,7 +144,7 @@ def _scrambled(carry: Any, seed: int) -> Any:
     generator = np.random.default_rng(seed)
 
     def scramble(leaf: Any) -> Any:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             return leaf
         if leaf.dtype == bool:
             return ~leaf
@@ -152,7 +155,5 @@ def _scrambled(carry: Any, seed: int) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    one, other = np.asarray(one), np.asarray(other)
+    one, other = (np.asarray(without_key_type(leaf)) for leaf in (one, other))
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))

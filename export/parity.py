@@ -7,9 +7,9 @@ free running, feeding back its own carry, and teacher forced, given the referenc
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ _PROFILE_POINTS = 200
 
 
 def verify_parity(
-    bundle: Bundle | str | os.PathLike[str],
+    bundle: Bundle | str | Path,
     network: Any,
     *,
     observations: Any = None,
@@ -104,7 +104,8 @@ def _chosen_runtimes(manifest: Manifest, runtimes: Sequence[str] | None) -> list
     missing = [name for name in runtimes if name not in manifest.artefacts]
     if missing or not runtimes or isinstance(runtimes, str):
         raise ParityError(
-            f"runtimes must name artefacts of the bundle, {list(manifest.artefacts)}, got {runtimes!r}"
+            f"runtimes must name artefacts of the bundle, {list(manifest.artefacts)}, got "
+            f"{runtimes!r}"
         )
     return list(runtimes)
 

@@ -195,7 +195,8 @@ def _page(bundle: Bundle, report: ParityReport) -> str:
 <h1>{title}</h1>
 <p>Parity with the JAX network: <span class="{verdict}">{verdict}</span>, over {report.steps} steps
 with resets, {html.escape(report.observations)} observations.</p>
-<h2>Artefacts against the network</h2><div class="scroll"><table>{_parity_rows(report)}</table></div>
+<h2>Artefacts against the network</h2>
+<div class="scroll"><table>{_parity_rows(report)}</table></div>
 <h2>Error of the action over time</h2><p>Free running, batch
 {report.comparisons[0].batch_size}; the dashed line is the absolute bound.</p>{plots}
 <h2>Tensors</h2><div class="scroll"><table>

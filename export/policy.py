@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ _VERSIONS_OF = ("jax", "jaxlib", "flax", "tensorflow-cpu", "tensorflow", "tf2onn
 def export_policy(
     network: Any,
     observation: Any,
-    path: str | os.PathLike[str],
+    path: str | Path,
     *,
     formats: Sequence[str] = FORMATS,
     batch_size: int | None = None,

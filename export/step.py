@@ -19,6 +19,7 @@ from export.network_copy import (
     reference_copy,
     reset_behaviour,
 )
+from export.prng_keys import is_key
 from export.structure import Path, describe, leaf_dtype, leaf_names, paths_of
 from export.trace import TracedStep, trace_step
 from serving import manifest as bundle_format
@@ -137,7 +138,8 @@ def observation_spec(observation: Any) -> Any:
     leaves, treedef = jax.tree.flatten(observation)
     if not leaves:
         raise ObservationSpecError(
-            "the example observation has no leaves; pass one observation as the environment gives it"
+            "the example observation has no leaves; pass one observation as the environment "
+            "gives it"
         )
     specs = []
     for name, leaf in zip(names, leaves, strict=True):
@@ -235,7 +237,7 @@ def _network_carry(
 def _carry_leaf(source: Any, port: str | None, value: Any) -> bundle_format.CarryLeaf:
     """Describe one leaf; a dropped one with the value to put back."""
     key_impl = None
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         key_impl = str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     row = np.asarray(value)[0]

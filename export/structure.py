@@ -107,8 +107,9 @@ def _one_level(tree: Any, path: Path, what: str) -> tuple[str, list[Any], list[A
                 f"{where} is a mapping with the keys {keys}; keys must be str or int. Rename them"
             )
         return "dict", keys, children
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return "namedtuple", list(tree._fields), children
+    fields = getattr(tree, "_fields", None)
+    if isinstance(tree, tuple) and fields is not None:
+        return "namedtuple", list(fields), children
     if isinstance(tree, tuple):
         return "tuple", keys, children
     if isinstance(tree, list):
@@ -120,7 +121,8 @@ def _one_level(tree: Any, path: Path, what: str) -> tuple[str, list[Any], list[A
         if len(keys) == len(names):
             return "dataclass", names, children
     raise ObservationSpecError(
-        f"{where} is a {type(tree).__module__}.{type(tree).__qualname__}, a container that cannot be "
+        f"{where} is a {type(tree).__module__}.{type(tree).__qualname__}, a container that "
+        "cannot be "
         "rebuilt by name; use dicts, lists, tuples, named tuples or dataclasses"
     )
 

@@ -16,6 +16,7 @@ from export.errors import HiddenStateError, NetworkError, RandomnessError
 from export.module_scopes import module_path_of, source_line_of
 from export.network_copy import NetworkCopy
 from export.passes import (
+    drop_dead_columns,
     fold_constants,
     inline_calls,
     remove_dead_code,
@@ -133,7 +134,7 @@ def _trace(
         action, extras = _action_and_extras(output, extra_outputs)
         _check_next_carry(carry, output.next_state)
         after = jax.tree_util.tree_flatten_with_path(nnx.split(network)[1])[0]
-        after = {path: leaf for path, leaf in after}
+        after = dict(after)
         trees["action"], trees["extras"] = action, extras
         # A Variable that the call adds is not there at the next call either: it carries nothing.
         return (
@@ -170,7 +171,8 @@ def _make_jaxpr(
         raise
     except jax.errors.JAXTypeError as error:
         raise NetworkError(
-            f"the network cannot be traced: its Python code needs the value of an array, or keeps one "
+            "the network cannot be traced: its Python code needs the value of an array, or "
+            "keeps one "
             f"({_first_line(error)}). Use jax.lax.cond/jnp.where instead of `if` on arrays"
         ) from error
     except jcore.InconclusiveDimensionOperation as error:
@@ -191,7 +193,8 @@ def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, 
     for attribute in ("next_state", "output"):
         if not hasattr(output, attribute):
             raise NetworkError(
-                f"the network returned {type(output).__qualname__}, expected a StatefulModuleOutput "
+                f"the network returned {type(output).__qualname__}, expected a "
+                "StatefulModuleOutput "
                 f"(it has no '{attribute}')"
             )
     action, result = action_of_output(output), output.output
@@ -202,7 +205,8 @@ def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, 
             extras["value"] = value
         else:
             raise NetworkError(
-                f"extra output {name!r} is not available; known are {EXTRA_OUTPUTS}, and 'value' only "
+                f"extra output {name!r} is not available; known are {EXTRA_OUTPUTS}, and "
+                "'value' only "
                 "for a network that ends in a PPOAdapter"
             )
     return action, extras
@@ -262,7 +266,7 @@ def _prune(
     _refuse_randomness(pruned)
     _refuse_hidden_state(used[: raw.n_state], changed, copy)
     return TracedStep(
-        closed=_actions_carry_extras(pruned, raw, sum(kept)),
+        closed=_actions_carry_extras(drop_dead_columns(pruned), raw, sum(kept)),
         kept_carry=kept,
         kept_observation=observation_used,
         action=raw.action,
@@ -294,7 +298,8 @@ def _refuse_randomness(pruned: jcore.ClosedJaxpr) -> None:
             raise RandomnessError(
                 f"module '{module_path_of(equation)}' draws random numbers in eval() mode "
                 f"(primitive '{inner.primitive.name}' at {source_line_of(inner)}) and the action "
-                "depends on them. Make the module return its mean when `self.deterministic` is True, "
+                "depends on them. Make the module return its mean when `self.deterministic` "
+                "is True, "
                 "which eval() sets"
             )
 
@@ -321,8 +326,10 @@ def _refuse_hidden_state(used: list[bool], changed: list[bool], copy: NetworkCop
     hidden = [p for p, u, c in zip(paths, used, changed, strict=True) if u and c]
     if hidden:
         raise HiddenStateError(
-            f"the step rewrites the Variable '{hidden[0]}' and the action depends on it: this state "
-            "would be lost in an exported step. Return it in the carry (initialize_state, next_state) "
+            f"the step rewrites the Variable '{hidden[0]}' and the action depends on it: this "
+            "state "
+            "would be lost in an exported step. Return it in the carry (initialize_state, "
+            "next_state) "
             "instead of writing it to the module"
         )
 
@@ -342,7 +349,8 @@ def _without_batch(leaf: Any) -> jax.ShapeDtypeStruct:
     shape = leaf.shape[1:]
     if not all(isinstance(size, int | np.integer) for size in shape):
         raise NetworkError(
-            f"an output has the shape {leaf.shape}: the batch size may appear in the first axis only"
+            f"an output has the shape {leaf.shape}: the batch size may appear in the first "
+            "axis only"
         )
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 

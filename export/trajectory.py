@@ -13,6 +13,7 @@ from flax import nnx
 from export.carry_conversion import exported_leaves
 from export.errors import ObservationSpecError
 from export.network_copy import NetworkCopy
+from export.prng_keys import without_key_type
 from export.structure import leaf_names, paths_of, rebuild
 from export.trace import action_of_output
 from nnx_ppo.networks.normalizer import Normalizer
@@ -72,7 +73,7 @@ def record(
             carry,
         )
         output = network(carry, observation)
-        leaves = [_raw(leaf) for leaf in jax.tree.leaves(output.next_state)]
+        leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(output.next_state)]
         return jax.tree.leaves(action_of_output(output)), output.next_state, leaves
 
     carry = reference.initialize_state(batch_size)
@@ -105,11 +106,6 @@ def _stacked(names: list[str], rows: list[list[np.ndarray]]) -> dict[str, np.nda
 
 def _like_rows(mask: Any, leaf: Any) -> Any:
     return mask.reshape(mask.shape + (1,) * (leaf.ndim - 1))
-
-
-def _raw(leaf: Any) -> Any:
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def reset_schedule(steps: int, batch_size: int, seed: int = 0) -> np.ndarray:
@@ -173,7 +169,9 @@ def _generate_leaf(
 
 
 def _normalizer_statistics(network: Any, manifest: Manifest) -> tuple[list[Any], list[Any]]:
-    """Return mean and standard deviation per observation leaf, from the first fitting normalizer."""
+    """Return mean and standard deviation per observation leaf, from the first fitting "
+    "normalizer.
+    """
     leaves = serving_tree.leaves(manifest.observation)
     shapes = [tuple(leaf.shape) for leaf in leaves]
     for _, module in nnx.iter_modules(network):
@@ -214,7 +212,8 @@ def given_observations(
             array = array[:, None]
         if list(array.shape[2:]) != leaf.shape or array.shape[0] == 0:
             raise ObservationSpecError(
-                f"{name} has shape {list(array.shape)}, expected [T, *{leaf.shape}] or [T, B, *{leaf.shape}]"
+                f"{name} has shape {list(array.shape)}, expected [T, *{leaf.shape}] or [T, B, "
+                f"*{leaf.shape}]"
             )
         rows = np.arange(batch_size)
         times = (np.arange(steps)[:, None] + 17 * (rows // array.shape[1])[None]) % array.shape[0]

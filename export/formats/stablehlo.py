@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 from jax import export as jax_export
 
 from export.step import Step
@@ -42,6 +42,6 @@ def write_stablehlo(step: Step, directory: Path, **options: Any) -> Artefact:
             "stablehlo_version": STABLEHLO_VERSION,
             "calling_convention_version": int(exported.calling_convention_version),
             "platforms": ",".join(exported.platforms),
-            "jaxlib_version": jaxlib.__version__,
+            "jaxlib_version": importlib.metadata.version("jaxlib"),
         },
     )

@@ -18,9 +18,10 @@ from export.passes.rewrite import (
     constant_value,
     constants_of,
     is_static_shape,
-    is_var,
     rebuild,
+    substituted,
 )
+from export.prng_keys import is_key
 
 # A folded value may not be much larger than what it is computed from: `jnp.zeros((1000, 1000))`
 # stays one operation instead of four megabytes in every artefact.
@@ -46,7 +47,7 @@ def fold_constants(
     pending = list(reversed(closed.jaxpr.eqns))
     while pending:
         equation = pending.pop()
-        inputs = [substitution.get(a, a) if is_var(a) else a for a in equation.invars]
+        inputs = substituted(equation.invars, substitution)
         equation = equation.replace(invars=inputs)
         branch = _constant_branch(equation, constants)
         if branch is not None:
@@ -61,8 +62,8 @@ def fold_constants(
                 continue
             constants[variable] = value
     inputs = closed.jaxpr.invars
-    held = {variable: value for variable, value in constants.items()}
-    outputs = [substitution.get(a, a) if is_var(a) else a for a in closed.jaxpr.outvars]
+    held = dict(constants)
+    outputs = substituted(closed.jaxpr.outvars, substitution)
     equations, outputs, held = _separate_inputs(equations, outputs, held, inputs)
     return rebuild(closed, equations, outputs, held)
 
@@ -79,10 +80,9 @@ def _separate_inputs(
         return equations, outputs, constants
     constants = {renamed.get(variable, variable): value for variable, value in constants.items()}
     equations = [
-        equation.replace(invars=[renamed.get(a, a) if is_var(a) else a for a in equation.invars])
-        for equation in equations
+        equation.replace(invars=substituted(equation.invars, renamed)) for equation in equations
     ]
-    return equations, [renamed.get(a, a) if is_var(a) else a for a in outputs], constants
+    return equations, substituted(outputs, renamed), constants
 
 
 def _evaluate(
@@ -101,7 +101,7 @@ def _evaluate(
     size_out = sum(int(np.prod(shape)) for shape in shapes)
     if size_out > size_in + _LARGEST_GROWTH_ELEMENTS:
         return None
-    parameters = [jcore.Var(atom.aval) for atom in equation.invars]
+    parameters: list[Any] = [jcore.Var(atom.aval) for atom in equation.invars]
     results = [jcore.Var(variable.aval) for variable in equation.outvars]
     body = jcore.Jaxpr(
         [],
@@ -116,9 +116,7 @@ def _evaluate(
 
 
 def _to_host(value: Any) -> Any:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return value
-    return np.asarray(value)
+    return value if is_key(value) else np.asarray(value)
 
 
 def _constant_branch(
@@ -126,7 +124,7 @@ def _constant_branch(
 ) -> jcore.ClosedJaxpr | None:
     if equation.primitive.name != "cond":
         return None
-    index = constant_value(equation.invars[0], constants)
+    index: Any = constant_value(equation.invars[0], constants)
     if index is None:
         return None
     branches = equation.params["branches"]
@@ -147,7 +145,7 @@ def _branch_equations(
         constants[names[variable]] = value
     equations = []
     for inner in branch.jaxpr.eqns:
-        inputs = [names.get(a, a) if is_var(a) else a for a in inner.invars]
+        inputs = substituted(inner.invars, names)
         outputs = []
         for variable in inner.outvars:
             names[variable] = jcore.Var(variable.aval)
@@ -160,5 +158,5 @@ def _branch_equations(
             )
         )
     for variable, result in zip(equation.outvars, branch.jaxpr.outvars, strict=True):
-        substitution[variable] = names.get(result, result) if is_var(result) else result
+        substitution[variable] = substituted([result], names)[0]
     return equations

@@ -10,7 +10,8 @@ from typing import Any
 
 from jax.extend import core as jcore
 
-from export.passes.rewrite import constants_of, is_var, map_sub_jaxprs, rebuild
+from export.module_scopes import has_user_line
+from export.passes.rewrite import constants_of, map_sub_jaxprs, rebuild, substituted
 
 # Primitive name → parameter that holds the called jaxpr.
 CALLS = {
@@ -34,7 +35,7 @@ def inline_calls(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     substitution: dict[jcore.Var, Any] = {}
     equations: list[jcore.JaxprEqn] = []
     _inline_into(closed.jaxpr, substitution, constants, equations, None)
-    outputs = [_read(atom, substitution) for atom in closed.jaxpr.outvars]
+    outputs = substituted(closed.jaxpr.outvars, substitution)
     return rebuild(closed, equations, outputs, constants)
 
 
@@ -43,14 +44,12 @@ def _inline_into(
     substitution: dict[jcore.Var, Any],
     constants: dict[jcore.Var, Any],
     equations: list[jcore.JaxprEqn],
-    outer_names: Any,
+    call: Any,
 ) -> None:
     """Append the equations of `jaxpr`, renamed by `substitution`, to `equations`."""
     for equation in jaxpr.eqns:
-        inputs = [_read(atom, substitution) for atom in equation.invars]
-        source = equation.source_info
-        if outer_names is not None:
-            source = source.replace(name_stack=outer_names + source.name_stack)
+        inputs = substituted(equation.invars, substitution)
+        source = _source_seen_from(call, equation)
         called = _called(equation)
         if called is None:
             outputs = [_fresh_like(variable) for variable in equation.outvars]
@@ -64,9 +63,19 @@ def _inline_into(
         for variable, value in body_constants.items():
             inner[variable] = _fresh_like(variable)
             constants[inner[variable]] = value
-        _inline_into(body, inner, constants, equations, source.name_stack)
+        _inline_into(body, inner, constants, equations, source)
         for variable, result in zip(equation.outvars, body.outvars, strict=True):
-            substitution[variable] = _read(result, inner)
+            substitution[variable] = substituted([result], inner)[0]
+
+
+def _source_seen_from(call: Any, equation: jcore.JaxprEqn) -> Any:
+    """Return where `equation` comes from: its own place within the place of the call."""
+    source = equation.source_info
+    if call is None:
+        return source
+    # A body that JAX traced before, for another caller or itself, has no line of the user in it.
+    traceback = source.traceback if has_user_line(source.traceback) else call.traceback
+    return source.replace(name_stack=call.name_stack + source.name_stack, traceback=traceback)
 
 
 def _called(equation: jcore.JaxprEqn) -> tuple[jcore.Jaxpr, dict[jcore.Var, Any]] | None:
@@ -81,7 +90,3 @@ def _called(equation: jcore.JaxprEqn) -> tuple[jcore.Jaxpr, dict[jcore.Var, Any]
 
 def _fresh_like(variable: jcore.Var) -> jcore.Var:
     return jcore.Var(variable.aval)
-
-
-def _read(atom: Any, substitution: dict[jcore.Var, Any]) -> Any:
-    return substitution.get(atom, atom) if is_var(atom) else atom

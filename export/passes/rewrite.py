@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,12 @@ def rebuild(
     inputs: Sequence[jcore.Var] | None = None,
 ) -> jcore.ClosedJaxpr:
     """Return a closed jaxpr with new equations, keeping only the constants that are used."""
-    inputs = closed.jaxpr.invars if inputs is None else inputs
     used = {atom for equation in equations for atom in equation.invars if is_var(atom)}
     used |= {atom for atom in outputs if is_var(atom)}
     kept = [(variable, value) for variable, value in constants.items() if variable in used]
     jaxpr = jcore.Jaxpr(
         constvars=[variable for variable, _ in kept],
-        invars=list(inputs),
+        invars=list(closed.jaxpr.invars if inputs is None else inputs),
         outvars=list(outputs),
         eqns=list(equations),
         effects=closed.jaxpr.effects,
@@ -65,6 +64,11 @@ def rebuild(
 def is_var(atom: Atom) -> bool:
     """Return whether `atom` is a variable, not a literal."""
     return isinstance(atom, jcore.Var)
+
+
+def substituted(atoms: Sequence[Atom], replacements: Mapping[jcore.Var, Atom]) -> list[Atom]:
+    """Return `atoms` with the variables among them replaced where `replacements` says so."""
+    return [replacements.get(atom, atom) if is_var(atom) else atom for atom in atoms]
 
 
 def constants_of(closed: jcore.ClosedJaxpr) -> dict[jcore.Var, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jcore
 
-from export.passes.rewrite import constant_value, constants_of, is_var, rebuild
+from export.passes.rewrite import constant_value, constants_of, is_var, rebuild, substituted
 
 _PASS_THROUGH = frozenset({"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"})
 
@@ -26,7 +26,7 @@ def simplify_identities(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     uniform: dict[jcore.Var, Any] = {}
     equations = []
     for equation in closed.jaxpr.eqns:
-        inputs = [substitution.get(a, a) if is_var(a) else a for a in equation.invars]
+        inputs = substituted(equation.invars, substitution)
         equation = equation.replace(invars=inputs)
         _note_uniform(equation, constants, uniform)
         same = _identical_input(equation, constants, uniform)
@@ -34,7 +34,7 @@ def simplify_identities(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
             equations.append(equation)
         else:
             substitution[equation.outvars[0]] = same
-    outputs = [substitution.get(a, a) if is_var(a) else a for a in closed.jaxpr.outvars]
+    outputs = substituted(closed.jaxpr.outvars, substitution)
     return rebuild(closed, equations, outputs, constants)
 
 
@@ -68,7 +68,7 @@ def _identical_input(
     """Return the input that `equation` returns unchanged, or None."""
     name = equation.primitive.name
     inputs = equation.invars
-    output = equation.outvars[0].aval if equation.outvars else None
+    output: Any = equation.outvars[0].aval if equation.outvars else None
 
     def unchanged(atom: Any) -> Any:
         same = atom.aval.shape == output.shape and atom.aval.dtype == output.dtype

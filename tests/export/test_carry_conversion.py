@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from export import CarryConversionError, to_exported_carry, to_network_carry
+from export.prng_keys import is_key
 from serving import load_policy
 
 WITH_CARRY = ["lstm", "gru", "delay", "ar1", "population_graph", "two_arm", "user_module"]
@@ -131,11 +132,7 @@ def test_keys_that_did_not_travel_come_back_different_for_every_row(exported):
     case = exported("ar1")
     session = load_policy(case.bundle).session(batch_size=3)
     carry = to_network_carry(case.bundle, session.carry)
-    keys = [
-        leaf
-        for leaf in jax.tree.leaves(carry)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    ]
+    keys = [leaf for leaf in jax.tree.leaves(carry) if is_key(leaf)]
     assert len({tuple(row) for row in np.asarray(jax.random.key_data(keys[0])).tolist()}) == 3
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import export_networks
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from export import ParityError, verify_parity
 from export.parity import measure
+from export.prng_keys import without_key_type
 
 ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
 
@@ -122,8 +124,4 @@ def test_the_network_is_the_same_after_a_comparison(exported):
 
 
 def _arrays(network):
-    import jax
-
-    leaves = jax.tree.leaves(nnx.split(network)[1])
-    is_key = jax.dtypes.prng_key
-    return [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, is_key) else x for x in leaves]
+    return [without_key_type(x) for x in jax.tree.leaves(nnx.split(network)[1])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 
@@ -22,6 +23,7 @@ from export import (
     UnsupportedOperationError,
     export_policy,
 )
+from export.prng_keys import without_key_type
 from export.step import build_step
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 from serving import load_policy
@@ -31,6 +33,9 @@ OBS = np.zeros(4, np.float32)
 
 class Policy(StatefulModule):
     """Base of the small networks below; subclasses say what one step computes."""
+
+    @abc.abstractmethod
+    def compute(self, state, obs) -> tuple: ...
 
     def __call__(self, module_state, obs, rollout_extras=None):
         state, action = self.compute(module_state, obs)
@@ -42,14 +47,13 @@ def variables(network):
     graphdef, state = nnx.split(network)
     arrays = []
     for leaf in jax.tree.leaves(state):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        arrays.append(np.asarray(leaf).tobytes())
+        arrays.append(np.asarray(without_key_type(leaf)).tobytes())
     return graphdef, arrays
 
 
 def modes(network):
-    return [m.deterministic for _, m in nnx.iter_modules(network) if hasattr(m, "deterministic")]
+    found = [getattr(m, "deterministic", None) for _, m in nnx.iter_modules(network)]
+    return [mode for mode in found if mode is not None]
 
 
 @pytest.mark.parametrize("name", ["ar1", "population_graph", "two_arm"])
