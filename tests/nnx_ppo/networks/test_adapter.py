@@ -10,7 +10,6 @@ from flax import nnx
 
 from nnx_ppo.networks.adapter import PPOAdapter
 from nnx_ppo.networks.containers import Parallel, Sequential
-from nnx_ppo.networks.factories import make_mlp
 from nnx_ppo.networks.feedforward import Dense
 from nnx_ppo.networks.normalizer import Normalizer
 from nnx_ppo.networks.recurrent import LSTM
@@ -36,10 +35,10 @@ def actor(features: int, actions: int, seed: int = 0) -> Sequential:
 def multi_head() -> Sequential:
     rngs = nnx.Rngs(0)
     trunk = Parallel(
-        action_a=Dense(5, 4, rngs),
-        action_b=Dense(5, 2, rngs),
-        value_a=Dense(5, 1, rngs),
-        value_b=Dense(5, 1, rngs),
+        action_a=Dense(3, 4, rngs),
+        action_b=Dense(3, 2, rngs),
+        value_a=Dense(3, 1, rngs),
+        value_b=Dense(3, 1, rngs),
     )
     samplers = Map({"a": NormalTanhSampler(rngs, 1e-2), "b": NormalTanhSampler(rngs, 1e-2)})
     return Sequential(
@@ -54,8 +53,8 @@ def multi_head() -> Sequential:
 
 
 def test_single_head() -> None:
-    net = PPOAdapter(action=actor(5, 3), value=Dense(5, 1, nnx.Rngs(1)))
-    x = jp.ones((4, 5))
+    net = PPOAdapter(action=actor(3, 3), value=Dense(3, 1, nnx.Rngs(1)))
+    x = jp.ones((4, 3))
     result = net(net.initialize_state(4), x)
     assert isinstance(result.output, PPONetworkOutput)
     assert result.output.actions.shape == (4, 3)
@@ -71,7 +70,7 @@ def test_single_head() -> None:
 
 def test_multi_head_outputs_share_their_keys() -> None:
     net = multi_head()
-    output = nnx.jit(lambda n, s, x: n(s, x).output)(net, net.initialize_state(3), jp.ones((3, 5)))
+    output = nnx.jit(lambda n, s, x: n(s, x).output)(net, net.initialize_state(3), jp.ones((3, 3)))
     assert jax.tree.map(jp.shape, output.actions) == {"a": (3, 2), "b": (3, 1)}
     assert jax.tree.map(jp.shape, output.loglikelihoods) == {"a": (3,), "b": (3,)}
     assert jax.tree.map(jp.shape, output.value_estimates) == {"a": (3,), "b": (3,)}
@@ -80,39 +79,45 @@ def test_multi_head_outputs_share_their_keys() -> None:
 @pytest.mark.parametrize("network", ["single", "multi"])
 def test_replay_reproduces_actions_and_likelihoods(network: str) -> None:
     if network == "single":
-        net = PPOAdapter(action=actor(5, 3), value=Dense(5, 1, nnx.Rngs(1)))
+        net = PPOAdapter(action=actor(3, 3), value=Dense(3, 1, nnx.Rngs(1)))
     else:
         net = multi_head()
-    state, x = net.initialize_state(4), jp.ones((4, 5))
+    state, x = net.initialize_state(4), jp.ones((4, 3))
     first = net(state, x)
     again = net(state, x, first.rollout_extras)
     jax.tree.map(np.testing.assert_array_equal, first.output, again.output)
 
 
 def test_a_batch_of_one_without_feature_axis_keeps_its_axis() -> None:
-    net = PPOAdapter(action=actor(5, 3), value=Values())
-    output = net(net.initialize_state(1), jp.full((1, 5), 2.0)).output
+    net = PPOAdapter(action=actor(3, 3), value=Values())
+    output = net(net.initialize_state(1), jp.full((1, 3), 2.0)).output
     np.testing.assert_array_equal(output.value_estimates, [2.0])
 
 
 def test_wide_values_are_left_as_they_are() -> None:
-    net = PPOAdapter(action=actor(5, 3), value=Dense(5, 2, nnx.Rngs(1)))
-    assert net(net.initialize_state(1), jp.ones((1, 5))).output.value_estimates.shape == (1, 2)
+    net = PPOAdapter(action=actor(3, 3), value=Dense(3, 2, nnx.Rngs(1)))
+    assert net(net.initialize_state(1), jp.ones((1, 3))).output.value_estimates.shape == (1, 2)
 
 
 def test_carry_regularization_and_statistics_reach_both_ports() -> None:
     net = PPOAdapter(
-        action=Sequential([Normalizer(5), *actor(5, 3).layers]),
-        value=Sequential([Normalizer(5), LSTM(5, 4, nnx.Rngs(0)), make_mlp([4, 1], nnx.Rngs(0))]),
+        action=Sequential([Normalizer(3), *actor(3, 3).layers]),
+        value=Sequential(
+            [
+                Normalizer(3),
+                LSTM(3, 4, nnx.Rngs(0)),
+                Dense(4, 1, nnx.Rngs(0), kernel_init=nnx.initializers.ones),
+            ]
+        ),
     )
     state = net.initialize_state(2)
     assert sorted(state) == ["action", "value"]
-    result = net(state, jp.ones((2, 5)))
+    result = net(state, jp.ones((2, 3)))
     assert float(jp.max(jp.abs(result.next_state["value"][1][0]))) > 0.0
     reset = net.reset_state(result.next_state)
     jax.tree.map(np.testing.assert_array_equal, reset, state)
     assert result.regularization_loss.shape == (2,)
-    sampled = net.action(state["action"], jp.ones((2, 5)), result.rollout_extras["action"])
+    sampled = net.action(state["action"], jp.ones((2, 3)), result.rollout_extras["action"])
     assert sampled.regularization_loss.shape == (2,)
     net.update_statistics(jax.tree.map(lambda x: x[None], result.rollout_extras))
     for port in (net.action, net.value):
@@ -120,6 +125,6 @@ def test_carry_regularization_and_statistics_reach_both_ports() -> None:
 
 
 def test_an_action_port_without_sampler_is_refused() -> None:
-    net = PPOAdapter(action=Parallel(arm=Dense(5, 3, nnx.Rngs(0))), value=Values())
+    net = PPOAdapter(action=Parallel(arm=Dense(3, 2, nnx.Rngs(0))), value=Values())
     with pytest.raises(TypeError, match=r"output\['arm'\].*log_likelihood"):
-        net(net.initialize_state(1), jp.ones((1, 5)))
+        net(net.initialize_state(1), jp.ones((1, 3)))

@@ -65,8 +65,8 @@ def test_sequential_hands_each_layer_its_own_extras() -> None:
 
 
 def test_sequential_metrics_and_extras_have_entries_even_if_empty() -> None:
-    net = Sequential([Dense(2, 3, nnx.Rngs(0))])
-    result = net(net.initialize_state(1), jp.zeros((1, 2)))
+    net = Sequential([Dense(3, 2, nnx.Rngs(0))])
+    result = net(net.initialize_state(1), jp.zeros((1, 3)))
     assert result.metrics == {0: {}}
     assert result.rollout_extras == [None]
     assert result.next_state == [()]
@@ -150,8 +150,8 @@ def test_concat_joins_in_constructor_order() -> None:
 
 @pytest.mark.parametrize("transform", ["jit", "clone", "split_merge", "scan"])
 def test_concat_keeps_its_order_in_transformations(transform: str) -> None:
-    net = Concat(z=Dense(1, 1, nnx.Rngs(0)), m=Dense(2, 2, nnx.Rngs(1)), a=Dense(3, 1, nnx.Rngs(2)))
-    obs = {"z": jp.ones((2, 1)), "m": jp.ones((2, 2)), "a": jp.ones((2, 3))}
+    net = Concat(z=Dense(3, 1, nnx.Rngs(0)), m=Dense(3, 2, nnx.Rngs(1)), a=Dense(3, 4, nnx.Rngs(2)))
+    obs = {name: jp.ones((2, 3)) for name in ("z", "m", "a")}
     state = net.initialize_state(2)
     expected = net(state, obs).output
     if transform == "jit":

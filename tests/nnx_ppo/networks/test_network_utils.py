@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 from jax import export
 
-from nnx_ppo.networks.feedforward import Dense
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 from nnx_ppo.networks.utils import Filter, Flattener, Map, Merge, Scale
 
@@ -163,8 +162,8 @@ def test_merge_refuses_equal_keys_and_other_outputs() -> None:
     net = Merge({"one": Head("x"), "two": Head("x")})
     with pytest.raises(ValueError, match="'one' and 'two' both return the key 'x'"):
         net(net.initialize_state(1), jp.ones((1, 1)))
-    arrays = Merge(dense=Dense(1, 1, nnx.Rngs(0)))
-    with pytest.raises(TypeError, match="'dense' must be a dict"):
+    arrays = Merge(scale=Scale(1.0))
+    with pytest.raises(TypeError, match="'scale' must be a dict"):
         arrays(arrays.initialize_state(1), jp.ones((1, 1)))
 
 

@@ -121,8 +121,8 @@ def test_a_single_module_is_wrapped() -> None:
 
 
 def test_a_module_used_twice_gets_one_recorder() -> None:
-    dense = Dense(3, 3, nnx.Rngs(0))
-    recorded = with_recording(Sequential([dense, dense]))
+    scale = Scale(2.0)
+    recorded = with_recording(Sequential([scale, scale]))
     assert recorded.layers[0] is recorded.layers[1]
 
 
@@ -153,8 +153,8 @@ def test_recording_twice_warns_and_returns_the_same_object() -> None:
 
 
 def test_leaves_are_modules_without_modules_inside() -> None:
-    assert _is_leaf(Dense(1, 1, nnx.Rngs(0)))
-    assert _is_leaf(LSTM(1, 1, nnx.Rngs(0)))
+    assert _is_leaf(Dense(3, 4, nnx.Rngs(0)))
+    assert _is_leaf(LSTM(3, 4, nnx.Rngs(0)))
     assert not _is_leaf(Sequential([Scale(1.0)]))
     assert not _is_leaf(Parallel(a=Scale(1.0)))
     assert not _is_leaf(graph())

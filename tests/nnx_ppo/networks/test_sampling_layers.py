@@ -133,9 +133,9 @@ def test_eval_returns_the_mean_and_draws_nothing() -> None:
 
 
 def test_eval_can_be_traced_over_a_closed_over_network() -> None:
-    net = Sequential([Dense(4, 6, nnx.Rngs(0)), NormalTanhSampler(nnx.Rngs(1), 1e-2)])
+    net = Sequential([Dense(3, 4, nnx.Rngs(0)), NormalTanhSampler(nnx.Rngs(1), 1e-2)])
     net.eval()
-    x = jp.ones((2, 4))
+    x = jp.ones((2, 3))
     got = jax.jit(lambda x: net([(), ()], x).output["action"])(x)
     np.testing.assert_allclose(got, net([(), ()], x).output["action"], rtol=1e-6)
 
@@ -159,7 +159,7 @@ def test_consecutive_samples_differ() -> None:
 
 
 def test_mode_is_toggled_through_containers() -> None:
-    net = Sequential([Dense(4, 6, nnx.Rngs(0)), NormalTanhSampler(nnx.Rngs(1), 1e-2)])
+    net = Sequential([Dense(3, 4, nnx.Rngs(0)), NormalTanhSampler(nnx.Rngs(1), 1e-2)])
     assert isinstance(net[1], ActionSampler)
     assert net[1].deterministic is False
     net.eval()
