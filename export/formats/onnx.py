@@ -13,6 +13,7 @@ import tf2onnx
 from onnx import helper
 
 from export.errors import ExportError
+from export.formats.onnx_handlers import HANDLERS
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
 from export.step import Step
@@ -49,17 +50,11 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
             function,
             input_signature=_plainly_named(input_signature(step)),
             opset=opset,
-            custom_op_handlers={name: (_where, []) for name in ("Select", "SelectV2")},
+            custom_op_handlers=HANDLERS,
         )
     model = _with_port_names(model, step)
     _check(model)
     return model
-
-
-def _where(graph: Any, node: Any, name: str, arguments: Any) -> Any:
-    """Convert a selection as such; tf2onnx multiplies by 0 and 1, which makes NaN of infinities."""
-    node.type = "Where"
-    return node
 
 
 def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, Any]) -> Artefact:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
+from export.formats.stablehlo import for_older_readers
 from export.formats.tensorflow_function import (
     portable_function,
     quiet_tensorflow,
@@ -39,9 +41,27 @@ def write_saved_model(
         tf.saved_model.save(
             tf.Module(), str(directory / entry), signatures={"serving_default": concrete}
         )
+    if flavour == "xla":
+        _lower_version(directory / entry / "saved_model.pb")
     return Artefact(
         format="saved_model",
         flavour=flavour,
         entry=entry,
         details={"tensorflow_version": tf.__version__, "signature": "serving_default"},
     )
+
+
+def _lower_version(file: Path) -> None:
+    """Re-serialize the StableHLO inside a SavedModel for older TensorFlow.
+
+    jax2tf writes the newest version that JAX knows, which TensorFlow releases of the same month
+    cannot read.
+    """
+    proto = saved_model_pb2.SavedModel()
+    proto.ParseFromString(file.read_bytes())
+    for graph in proto.meta_graphs:
+        for function in graph.graph_def.library.function:
+            for node in function.node_def:
+                if node.op == "XlaCallModule":
+                    node.attr["module"].s = for_older_readers(node.attr["module"].s)
+    file.write_bytes(proto.SerializeToString(deterministic=True))

@@ -23,10 +23,17 @@ ENTRY = "stablehlo/policy.bin"
 def export_step(step: Step, platforms: tuple[str, ...] = ("cpu",)) -> jax_export.Exported:
     """Lower `step` with `jax.export` and serialize its module for `STABLEHLO_VERSION`."""
     exported = jax_export.export(jax.jit(step.function()), platforms=platforms)(*step.input_specs())
+    return dataclasses.replace(
+        exported, mlir_module_serialized=for_older_readers(exported.mlir_module_serialized)
+    )
+
+
+def for_older_readers(module: bytes) -> bytes:
+    """Re-serialize a portable StableHLO artefact for `STABLEHLO_VERSION`."""
     from jaxlib.mlir.dialects import stablehlo
 
-    portable = stablehlo.serialize_portable_artifact_str(exported.mlir_module(), STABLEHLO_VERSION)
-    return dataclasses.replace(exported, mlir_module_serialized=portable)
+    program = stablehlo.deserialize_portable_artifact_str(module)
+    return stablehlo.serialize_portable_artifact_str(program, STABLEHLO_VERSION)
 
 
 def write_stablehlo(step: Step, directory: Path, **options: Any) -> Artefact:

@@ -36,8 +36,8 @@ def _cond(lowering: Any, equation: Any, index: Any, *operands: Any) -> Any:
 @RULES.register("scan")
 def _scan(lowering: Any, equation: Any, *inputs: Any) -> Any:
     params = equation.params
-    n_consts, n_carry = int(params["num_consts"]), int(params["num_carry"])
     length, body = params["length"], params["jaxpr"]
+    n_consts, n_carry = _scan_parts(equation)
     if not isinstance(length, int | np.integer):
         raise NotLowerable("a scan over the batch axis")
     consts = list(inputs[:n_consts])
@@ -57,6 +57,24 @@ def _scan(lowering: Any, equation: Any, *inputs: Any) -> Any:
     if length == 0:
         raise NotLowerable("a scan of length 0")
     return [*carry, *(tf.stack([c[i] for i in range(length)], axis=0) for c in stacked)]
+
+
+def _scan_parts(equation: Any) -> tuple[int, int]:
+    """Return how many inputs are constants and carry; the rest is scanned over.
+
+    Read off the shapes, since JAX has changed the parameters that say so: what is scanned over or
+    stacked has one axis more outside the body than inside.
+    """
+    body = equation.params["jaxpr"].jaxpr
+
+    def rank(atom: Any) -> int:
+        return len(atom.aval.shape)
+
+    inside = zip(equation.invars, body.invars, strict=True)
+    n_scanned = sum(rank(outer) != rank(inner) for outer, inner in inside)
+    results = zip(equation.outvars, body.outvars, strict=True)
+    n_carry = sum(rank(outer) == rank(inner) for outer, inner in results)
+    return len(equation.invars) - n_scanned - n_carry, n_carry
 
 
 def _scan_loop(

@@ -32,7 +32,9 @@ for _name, _operation in {
     "ceil": tf.math.ceil,
     "exp": tf.exp,
     "exp2": lambda x: tf.exp(x * np.asarray(np.log(2.0), x.dtype.as_numpy_dtype)),
+    "expm1": tf.math.expm1,
     "log": tf.math.log,
+    "log1p": tf.math.log1p,
     "tanh": tf.tanh,
     "logistic": tf.sigmoid,
     "sin": tf.sin,
@@ -75,25 +77,6 @@ def _optimization_barrier(lowering: Any, equation: Any, *inputs: Any) -> Any:
 def _cbrt(lowering: Any, equation: Any, x: Any) -> Any:
     third = np.asarray(1.0 / 3.0, x.dtype.as_numpy_dtype)
     return tf.sign(x) * tf.pow(tf.abs(x), third)
-
-
-@RULES.register("expm1", broadcasts=True)
-def _expm1(lowering: Any, equation: Any, x: Any) -> Any:
-    # exp(x) - 1 loses everything near zero; tanh does not: e^x - 1 = tanh(x/2) (e^x + 1).
-    half, one = _constants(x, 0.5, 1.0)
-    return tf.tanh(x * half) * (tf.exp(x) + one)
-
-
-@RULES.register("log1p", broadcasts=True)
-def _log1p(lowering: Any, equation: Any, x: Any) -> Any:
-    # Kahan's correction (HP-15C Advanced Functions Handbook, 1982): the factor x / (u - 1) undoes
-    # the rounding of u = 1 + x. Where u is 1 the result is x, where it is infinite it is u.
-    one, infinity = _constants(x, 1.0, np.inf)
-    u = x + one
-    rounded = u - one
-    tiny = tf.equal(rounded, _zero(x))
-    corrected = tf.math.log(u) * (x / tf.where(tiny, one, rounded))
-    return tf.where(tiny, x, tf.where(tf.equal(u, infinity), u, corrected))
 
 
 @RULES.register("is_finite", broadcasts=True)

@@ -49,9 +49,7 @@ def drop_dead_columns(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
 
 def _readers(variable: Any, equations: list[Any], outputs: list[Any]) -> int:
     """Count how often a variable is read."""
-    inside = sum(
-        atom is variable for equation in equations if equation for atom in equation.invars
-    )
+    inside = sum(atom is variable for equation in equations if equation for atom in equation.invars)
     return inside + sum(atom is variable for atom in outputs)
 
 
