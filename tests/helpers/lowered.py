@@ -42,12 +42,12 @@ def run_everywhere(function, observation, *, modules=None, batch_size=None):
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(network_call(network))(observation))]
     leaves = dict(zip(_names(observation), jax.tree.leaves(observation), strict=True))
     inputs = [np.asarray(leaves[port.name]) for port in step.observation_ports]
-    portable = portable_function(step)(*inputs)
+    portable: Any = portable_function(step)(*inputs)
     session = onnxruntime.InferenceSession(
         convert(step).SerializeToString(), providers=["CPUExecutionProvider"]
     )
     feed = {port.name: value for port, value in zip(step.inputs, inputs, strict=True)}
-    onnx = session.run(step.output_names, feed)
+    onnx: list[Any] = list(session.run(step.output_names, feed))
     return expected, [portable[name].numpy() for name in step.output_names], onnx
 
 
