@@ -29,7 +29,7 @@ def make_gradient_transformation(
         optimizer = optax.adamw(learning_rate)
     else:
         optimizer = optax.adamw(learning_rate, weight_decay=weight_decay)
-    parts = [optimizer]
+    parts: list[optax.GradientTransformation] = [optimizer]
     if gradient_clipping is not None:
         parts.insert(0, optax.clip_by_global_norm(gradient_clipping))
     return _with_standard_promotion(optax.chain(*parts))

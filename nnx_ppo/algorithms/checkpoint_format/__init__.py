@@ -1,0 +1,1 @@
+"""How checkpoints lie on disk: tensors in safetensors files, everything else in JSON, no code."""
