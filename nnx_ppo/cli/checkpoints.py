@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from nnx_ppo.cli.errors import CommandError
-from nnx_ppo.cli.references import import_function, read_json_object
+from nnx_ppo.cli.references import (
+    import_function,
+    read_json_object,
+    search_working_directory,
+)
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +64,7 @@ def network_of(arguments: argparse.Namespace, checkpoint: Path | None) -> Any:
         CommandError: If neither a checkpoint nor `--network` was given, or the checkpoint records
             no factory and none was given.
     """
+    search_working_directory()
     network = None
     if arguments.network is not None:
         from nnx_ppo.algorithms.factory_record import record_factory

@@ -13,8 +13,7 @@ from nnx_ppo.cli.errors import CommandError
 def import_function(reference: str) -> Callable[..., Any]:
     """Import what a reference names.
 
-    The working directory is searched too, as `python -m` would: a project's own factory need not be
-    installed.
+    The working directory is searched too: a project's own factory need not be installed.
 
     Args:
         reference: `package.module:function`.
@@ -29,9 +28,7 @@ def import_function(reference: str) -> Callable[..., Any]:
             f"{reference!r} names no function; write package.module:function, "
             "for example nnx_ppo.networks.factories:make_mlp_actor_critic"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    search_working_directory()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -51,6 +48,13 @@ def import_function(reference: str) -> Callable[..., Any]:
     if not callable(function):
         raise CommandError(f"{reference!r} is a {type(function).__name__}, not a function")
     return function
+
+
+def search_working_directory() -> None:
+    """Let modules be found in the working directory, after everything that is installed."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def read_json_object(text: str, *, option: str) -> dict[str, Any]:

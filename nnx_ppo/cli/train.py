@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nnx_ppo.cli.config_options import add_config_options, config_overrides
 from nnx_ppo.cli.errors import CommandError
 from nnx_ppo.cli.output import Output
-from nnx_ppo.cli.references import read_json_object
+from nnx_ppo.cli.references import read_json_object, search_working_directory
 from nnx_ppo.cli.training import DEFAULT_NETWORK, environment_record, network_record, train
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from nnx_ppo.algorithms.checkpointing import latest_checkpoint, read_checkpoint_record
     from nnx_ppo.algorithms.config import TrainConfig
 
+    search_working_directory()
     latest = latest_checkpoint(arguments.out) if arguments.out.is_dir() else None
     if arguments.resume and latest is not None:
         record = read_checkpoint_record(latest)

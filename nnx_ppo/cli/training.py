@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from nnx_ppo.cli.errors import CommandError
 from nnx_ppo.cli.output import to_jsonable
-from nnx_ppo.cli.progress import TrainingProgress
 from nnx_ppo.cli.references import import_function
 
 if TYPE_CHECKING:
@@ -114,6 +113,7 @@ def train(
 
     from nnx_ppo.algorithms.checkpointing import load_checkpoint, make_checkpoint_fn
     from nnx_ppo.algorithms.ppo import new_training_state, train_ppo
+    from nnx_ppo.algorithms.progress import make_progress_log_fn
     from nnx_ppo.algorithms.rollout import eval_rollout
 
     environment = environment_factory.build()
@@ -148,22 +148,19 @@ def train(
         network_factory=network_factory,
         environment_factory=environment_factory,
     )
-    progress = TrainingProgress(config.ppo.total_steps, first_step=first_step, label=label)
-    log = MetricsLog(directory / METRICS_FILE, progress, first_step=first_step)
+    log = MetricsLog(directory / METRICS_FILE, first_step=first_step)
     start = time.monotonic()
-    try:
+    with make_progress_log_fn(config.ppo.total_steps, log_fn=log, description=label) as progress:
         result = train_ppo(
             training_environment,
             networks,
             config,
-            log_fn=log,
+            log_fn=progress,
             checkpoint_fn=checkpoint,
             eval_env=environment,
             initial_state=state,
         )
-        log.flush()
-    finally:
-        progress.close()
+    log.flush()
     seconds = time.monotonic() - start
     networks = result.training_state.networks
     steps = int(result.total_steps)
@@ -196,21 +193,19 @@ def with_time_limit(environment: Any) -> Any:
 
 
 class MetricsLog:
-    """Writes a line of metrics for each iteration, and tells the progress line.
+    """Writes a line of metrics for each iteration.
 
     It stays one iteration behind: metrics are still being computed when they are handed over, and
     waiting for them would leave the device idle while the next iteration is prepared.
 
     Args:
         file: JSON lines; created when there is something to write.
-        progress: Told steps and, after an evaluation, the return.
         first_step: Where a resumed run goes on. Lines of later steps, which an interrupted run
             wrote after its last checkpoint, are dropped: those steps are taken again.
     """
 
-    def __init__(self, file: Path, progress: TrainingProgress, *, first_step: int = 0) -> None:
+    def __init__(self, file: Path, *, first_step: int = 0) -> None:
         self.file = file
-        self.progress = progress
         if file.exists():
             _drop_after(file, first_step)
         self._waiting: tuple[Mapping[str, Any], int] | None = None
@@ -231,8 +226,6 @@ class MetricsLog:
         # Opened for each line: a run that is killed keeps every line before.
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
-        episode_return = metrics.get(RETURN)
-        self.progress.update(steps, None if episode_return is None else float(episode_return))
 
 
 def _drop_after(file: Path, step: int) -> None:

@@ -1,15 +1,9 @@
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 
-from nnx_ppo.cli.progress import TrainingProgress
 from nnx_ppo.cli.training import RETURN, MetricsLog
-
-
-def log_to(file: Path, first_step: int = 0) -> MetricsLog:
-    return MetricsLog(file, TrainingProgress(100, stream=io.StringIO()), first_step=first_step)
 
 
 def steps_in(file: Path) -> list[int]:
@@ -18,14 +12,13 @@ def steps_in(file: Path) -> list[int]:
 
 def test_each_iteration_is_a_line_one_iteration_late(tmp_path: Path) -> None:
     file = tmp_path / "run" / "metrics.jsonl"
-    log = log_to(file)
+    log = MetricsLog(file)
     log({"loss": np.float32(0.5), RETURN: np.float32(3.0)}, 10)
     assert not file.exists()
     log({"loss": np.float32("nan")}, 20)
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"step": 10, "loss": 0.5, RETURN: 3.0}
     ]
-    assert log.progress.last_return == 3.0
     log.flush()
     log.flush()
     assert json.loads(file.read_text().splitlines()[-1]) == {"step": 20, "loss": None}
@@ -37,7 +30,7 @@ def test_a_resumed_run_drops_what_the_interrupted_one_wrote_after_its_checkpoint
 ) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 10}\n{"step": 20}\n{"step": 30}\n{"ste')
-    log = log_to(file, first_step=20)
+    log = MetricsLog(file, first_step=20)
     log({}, 30)
     log.flush()
     assert steps_in(file) == [10, 20, 30]
