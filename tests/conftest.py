@@ -66,11 +66,11 @@ def graph_bundle(make_once: MakeOnce) -> Path:
         from flax import nnx
 
         from export import export_policy
-        from nnx_ppo.cli.demo_setup import make_graph_policy
+        from nnx_ppo.environments.policies import make_delayed_graph_policy
 
         export_policy(
-            make_graph_policy(3, 1, nnx.Rngs(0), hidden_size=16),
-            np.zeros(3, np.float32),
+            make_delayed_graph_policy(4, 1, nnx.Rngs(0), hidden_size=16, sensor_features=8),
+            np.zeros(4, np.float32),
             directory,
             control_rate_hz=100.0,
             metadata={"joint_names": ["pole"], "robot": "bench"},

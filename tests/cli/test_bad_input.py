@@ -14,7 +14,7 @@ NETWORKS = """
 import jax
 from flax import nnx
 
-from nnx_ppo.cli.demo_setup import make_memoryless_policy
+from nnx_ppo.environments.policies import make_memoryless_policy
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 
 
@@ -42,7 +42,7 @@ def sorting():
 
 
 def plain(rngs):
-    return make_memoryless_policy(3, 1, rngs, hidden_size=4)
+    return make_memoryless_policy(3, 1, rngs, hidden_sizes=(4, 4))
 
 
 def broken():

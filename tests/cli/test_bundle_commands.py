@@ -23,7 +23,7 @@ def test_inspect_names_tensors_files_and_metadata(
     graph_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = result(capsys, "inspect", graph_bundle)
-    assert [port["shape"] for port in data["ports"]["observation"]] == [[3]]
+    assert [port["shape"] for port in data["ports"]["observation"]] == [[4]]
     assert [port["shape"] for port in data["ports"]["action"]] == [[1]]
     assert set(data["artefacts"]) == RUNTIMES
     onnx = graph_bundle / "onnx" / "policy.onnx"
@@ -139,7 +139,7 @@ def serve(plant: Counter) -> str:
 def test_run_acts_on_a_plant_and_resets_with_its_episodes(
     graph_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant = Counter(np.array([0.1, 0.2, 0.3], np.float32))
+    plant = Counter(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     data = result(capsys, "run", graph_bundle, "--plant", serve(plant), "--duration-s", 1)
     whole, rest = divmod(data["loop"]["steps"], 10)
     assert data["plant"]["returns"] == [55.0] * whole
@@ -152,10 +152,10 @@ def test_run_acts_on_a_plant_and_resets_with_its_episodes(
 @pytest.mark.parametrize(
     ("observation", "expected"),
     [
-        ({"obs": np.zeros(3, np.float32)}, "obs"),
-        (np.zeros(4, np.float32), r"\(4,\).*\(3,\)|4.*3"),
-        (np.zeros(3, np.float64), "float64.*float32"),
-        (np.array([0, np.nan, 0], np.float32), "finite|NaN"),
+        ({"obs": np.zeros(4, np.float32)}, "obs"),
+        (np.zeros(5, np.float32), r"\(5,\).*\(4,\)"),
+        (np.zeros(4, np.float64), "float64.*float32"),
+        (np.array([0, np.nan, 0, 0], np.float32), "finite|NaN"),
     ],
 )
 def test_run_refuses_an_observation_that_does_not_fit(

@@ -14,7 +14,7 @@ import pytest
 
 from nnx_ppo.cli import main
 
-GRAPH = "nnx_ppo.cli.demo_setup:make_graph_policy"
+GRAPH = "nnx_ppo.environments.policies:make_delayed_graph_policy"
 SMALL = (
     "--n-envs=16",
     "--rollout-length=10",
@@ -25,7 +25,7 @@ SMALL = (
     "--eval-every-steps=320",
     "--checkpoint-every-steps=160",
 )
-NETWORK = ("--network", GRAPH, "--network-arguments", '{"hidden_size": 8}')
+NETWORK = ("--network", GRAPH, "--network-arguments", '{"hidden_size": 8, "sensor_features": 4}')
 ENVIRONMENT = ("--environment", "swing_up_delayed")
 
 
@@ -116,7 +116,9 @@ def test_a_run_becomes_a_bundle_that_is_verified(
     assert verified["passed"] is True
     assert (bundle / "parity.json").is_file()
     other = ("--network", GRAPH, "--seed=5", "--no-write")
-    sizes = '{"observation_size": 3, "action_size": 1, "hidden_size": 8}'
+    sizes = json.dumps(
+        {"observation_size": 4, "action_size": 1, "hidden_size": 8, "sensor_features": 4}
+    )
     failed = result(capsys, "verify", bundle, *other, "--network-arguments", sizes, *few, status=1)
     assert failed["passed"] is False
 
