@@ -24,6 +24,9 @@ install_import_hook(["nnx_ppo", "export", "serving"], "beartype.beartype")
 def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in pyproject.toml, so that it binds the project's own tests only.
     config.addinivalue_line("filterwarnings", "error")
+    # About flax's own annotation: nnx.State is generic over typing.Hashable.
+    deprecated_hint = "beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
+    config.addinivalue_line("filterwarnings", f"ignore::{deprecated_hint}")
 
 
 MakeOnce = Callable[[str, Callable[[Path], None]], Path]
