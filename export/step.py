@@ -19,6 +19,7 @@ from export.network_copy import (
     reference_copy,
     reset_behaviour,
 )
+from export.passes import fold_scales, merge_linear_maps, take_slots
 from export.prng_keys import is_key
 from export.structure import Path, describe, leaf_dtype, leaf_names, paths_of
 from export.trace import TracedStep, trace_step
@@ -32,6 +33,8 @@ class Step:
 
     closed: jcore.ClosedJaxpr
     """Inputs: carry ports, observation ports; outputs: action, next carry, extra outputs."""
+    portable: jcore.ClosedJaxpr
+    """The same step for the formats that are written by our own rules: simplified further."""
     batch_size: int | None
     observation_tree: Any
     """`serving.tree` node; a leaf that the action does not need has no port."""
@@ -113,6 +116,7 @@ def build_step(
     kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]
     return Step(
         closed=traced.closed,
+        portable=take_slots(merge_linear_maps(fold_scales(traced.closed))),
         batch_size=batch_size,
         observation_tree=observation_tree,
         action_tree=action_tree,

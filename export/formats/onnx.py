@@ -13,6 +13,7 @@ import tf2onnx
 from onnx import helper
 
 from export.errors import ExportError
+from export.formats.onnx_cleanup import fuse_layers
 from export.formats.onnx_handlers import HANDLERS
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
@@ -39,7 +40,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
         batch: Any = step.batch_size
         if batch is None:
             batch = tf.shape(inputs[0])[0]
-        outputs = Lowering(batch).run(step.closed, inputs)
+        outputs = Lowering(batch).run(step.portable, inputs)
         return tuple(tf.identity(value) for value in outputs)
 
     function = tf.function(
@@ -53,6 +54,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
             custom_op_handlers=HANDLERS,
         )
     model = _with_port_names(model, step)
+    fuse_layers(model)
     _check(model)
     return model
 

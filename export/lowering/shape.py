@@ -85,6 +85,11 @@ def _slice(lowering: Any, equation: Any, x: Any) -> Any:
     return x[tuple(slices)]
 
 
+@RULES.register("take_slot")
+def _take_slot(lowering: Any, equation: Any, x: Any) -> Any:
+    return tf.gather(x, equation.params["index"], axis=equation.params["axis"])
+
+
 @RULES.register("rev")
 def _rev(lowering: Any, equation: Any, x: Any) -> Any:
     return tf.reverse(x, [int(axis) for axis in equation.params["dimensions"]])

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core as jcore
 
-from export.passes.rewrite import constants_of, is_var, rebuild
+from export.passes.rewrite import constants_of, is_layer, is_var, rebuild
 
 # Operations that leave columns where they are, with what stands beside the value.
 _COLUMNWISE = frozenset({"add", "sub", "mul", "div", "max", "min"})
@@ -96,7 +96,7 @@ def _chain_before(
         index = producer[variable]
         equation = equations[index]
         if equation.primitive.name == "dot_general":
-            return _Chain(index, steps[::-1]) if _is_layer(equation, constants) else None
+            return _Chain(index, steps[::-1]) if is_layer(equation, constants) else None
         if equation.primitive.name not in _COLUMNWISE:
             return None
         beside = [a for a in equation.invars if not is_var(a) or a in constants]
@@ -104,20 +104,6 @@ def _chain_before(
             return None
         steps.append(index)
         variable = next(a for a in equation.invars if a is not beside[0])
-
-
-def _is_layer(equation: Any, constants: dict[Any, Any]) -> bool:
-    """Return whether `equation` is `[..., n] @ [n, m]` with a constant matrix."""
-    left, right = equation.invars
-    (left_contract, right_contract), (left_batch, _) = equation.params["dimension_numbers"]
-    return (
-        is_var(right)
-        and right in constants
-        and len(right.aval.shape) == 2
-        and tuple(right_contract) == (0,)
-        and not left_batch
-        and tuple(left_contract) == (len(left.aval.shape) - 1,)
-    )
 
 
 def _narrow(

@@ -86,3 +86,21 @@ def constant_value(atom: Atom, constants: dict[jcore.Var, Any]) -> Any:
     if isinstance(atom, jcore.Literal):
         return atom.val
     return constants.get(atom)
+
+
+def is_layer(equation: jcore.JaxprEqn, constants: Mapping[jcore.Var, Any]) -> bool:
+    """Return whether `equation` is `x[..., n] @ W[n, m]` with a constant matrix on the right."""
+    if equation.primitive.name != "dot_general":
+        return False
+    left, right = equation.invars
+    (left_contract, right_contract), (left_batch, _) = equation.params["dimension_numbers"]
+    last: Any = left.aval
+    matrix: Any = right.aval
+    return (
+        is_var(right)
+        and right in constants
+        and len(matrix.shape) == 2
+        and tuple(right_contract) == (0,)
+        and not left_batch
+        and tuple(left_contract) == (len(last.shape) - 1,)
+    )

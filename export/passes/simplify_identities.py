@@ -78,6 +78,8 @@ def _identical_input(
         return unchanged(inputs[0])
     if name in ("reshape", "broadcast_in_dim", "convert_element_type", "squeeze", "expand_dims"):
         return unchanged(inputs[0]) if len(inputs) == 1 else None
+    if name == "slice" and not any(stride != 1 for stride in equation.params["strides"] or ()):
+        return unchanged(inputs[0])
     if name == "transpose" and tuple(equation.params["permutation"]) == tuple(
         range(len(output.shape))
     ):

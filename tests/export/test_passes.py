@@ -11,9 +11,12 @@ from jax.extend import core as jcore
 from export.passes import (
     drop_dead_columns,
     fold_constants,
+    fold_scales,
     inline_calls,
+    merge_linear_maps,
     remove_dead_code,
     simplify_identities,
+    take_slots,
     used_inputs,
 )
 
@@ -190,3 +193,88 @@ def test_columns_that_something_else_reads_stay(function):
     live = remove_dead_code(closed, [True], [True])
     assert names(drop_dead_columns(live)) == names(live)
     check_equal(drop_dead_columns(live), function, X, exact=False)
+
+
+SCALE = np.array([0.5, 2.0, 1e-2, 30.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((x - 1.0) / SCALE) @ W,
+        lambda x: (SCALE * x) @ W,
+        lambda x: (lambda y: (y @ W, jp.tanh(y @ W[:, :2])))((x - 1.0) / SCALE),
+        lambda x: (x * 0.1) @ W,
+    ],
+)
+def test_a_scale_moves_into_the_weights_that_follow(function):
+    closed = fold_scales(fold_constants(inline_calls(traced(function, X))))
+    assert not {"mul", "div"} & set(names(closed))
+    check_equal(closed, function, X, exact=False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (lambda y: y @ W + y.sum(-1, keepdims=True))(x / SCALE),
+        lambda x: (lambda y: (y, y @ W))(x / SCALE),
+        lambda x: (x * x[:, :1]) @ W,
+        lambda x: (x / jp.array([0.0, 1.0, 1.0, 1.0])) @ W,
+    ],
+)
+def test_a_scale_that_something_else_needs_stays(function):
+    closed = fold_constants(inline_calls(traced(function, X)))
+    assert names(fold_scales(closed)) == names(closed)
+
+
+def test_large_offsets_keep_their_precision():
+    """A mean of 1e4 and a deviation of 1e-2: folding the mean too would lose everything."""
+    mean, deviation = np.float32(1e4), np.float32(1e-2)
+    x = (mean + deviation * X).astype(np.float32)
+
+    def function(x):
+        return ((x - mean) / deviation) @ W
+
+    closed = fold_scales(fold_constants(inline_calls(traced(function, x))))
+    exact = ((x.astype(np.float64) - 1e4) / 1e-2) @ W.astype(np.float64)
+    actual = jax.jit(jcore.jaxpr_as_fun(at_size(closed, function, (x,))))(x)[0]
+    np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=1e-5)
+
+
+V = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "products"),
+    [
+        (lambda x, y: x @ W + BIAS + (y @ V + BIAS), (X, X[::-1].copy()), 1),
+        (lambda x, y: jp.tanh((x @ W + y[:, :3] @ V[:3]) + x @ V + y[:, :1]), (X, -X), 1),
+        (lambda x, y: x @ W + x @ V + jp.sin(y @ W), (X, X * 0.5), 2),
+    ],
+)
+def test_summed_products_become_one(function, arguments, products):
+    closed = fold_constants(inline_calls(traced(function, *arguments)))
+    merged = merge_linear_maps(closed)
+    assert names(merged).count("dot_general") == products < names(closed).count("dot_general")
+    check_equal(merged, function, *arguments, exact=False)
+
+
+def test_products_that_are_read_elsewhere_are_not_merged():
+    def function(x, y):
+        product = x @ W
+        return product + y @ V, product
+
+    closed = fold_constants(inline_calls(traced(function, X, X)))
+    assert names(merge_linear_maps(closed)) == names(closed)
+
+
+def test_reading_one_position_becomes_one_operation():
+    buffers = np.arange(24, dtype=np.float32).reshape(3, 4, 2)
+
+    def function(x):
+        return jax.lax.index_in_dim(x, 2, axis=1, keepdims=False), x[:, 1:2]
+
+    marked = take_slots(inline_calls(traced(function, buffers)))
+    equation = next(e for e in marked.jaxpr.eqns if e.primitive.name == "take_slot")
+    assert equation.params == {"axis": 1, "index": 2}
+    assert names(marked).count("slice") + names(marked).count("gather") == 1

@@ -1,0 +1,90 @@
+"""Simplifications of the ONNX graph that only ONNX has operations for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+def fuse_layers(model: onnx.ModelProto) -> None:
+    """Replace `MatMul` and the `Add` of a constant bias by `Gemm`, in place.
+
+    Gemm takes matrices only, so the product must be one; its bias must lie along the columns.
+    """
+    graph = model.graph
+    shapes = _shapes(model)
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    counts: dict[str, int] = {}
+    for name in [name for node in graph.node for name in node.input]:
+        counts[name] = counts.get(name, 0) + 1
+    outputs = {value.name for value in graph.output}
+    products = {node.output[0]: node for node in graph.node if node.op_type == "MatMul"}
+    for node in list(graph.node):
+        if node.op_type != "Add":
+            continue
+        found = _product_and_bias(node, products, constants)
+        if found is None:
+            continue
+        product, bias = found
+        columns = _columns(product, constants, shapes)
+        if columns is None or counts[product.output[0]] != 1 or product.output[0] in outputs:
+            continue
+        values = numpy_helper.to_array(constants[bias])
+        if values.size != columns or values.shape[-1:] != (columns,):
+            continue
+        flat = _flattened(graph, constants, bias, values)
+        fused = helper.make_node(
+            "Gemm", [*product.input, flat], list(node.output), name=product.name
+        )
+        position = list(graph.node).index(node)
+        graph.node.remove(node)
+        graph.node.insert(position, fused)
+        graph.node.remove(product)
+    _drop_unused_constants(graph)
+
+
+def _product_and_bias(node: Any, products: dict[str, Any], constants: Any) -> Any:
+    for first, second in (node.input, reversed(node.input)):
+        if first in products and second in constants:
+            return products[first], second
+    return None
+
+
+def _columns(product: Any, constants: Any, shapes: dict[str, int]) -> int | None:
+    """Return the width of a product of a matrix with a constant one, else None."""
+    left, right = product.input
+    if shapes.get(left) != 2 or right not in constants or len(constants[right].dims) != 2:
+        return None
+    return int(constants[right].dims[1])
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the rank of every tensor for which it is known."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    return {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in [*inferred.input, *inferred.value_info, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _flattened(graph: Any, constants: Any, name: str, values: np.ndarray) -> str:
+    """Return the name of the bias as a vector; Gemm broadcasts that in every runtime."""
+    if values.ndim == 1:
+        return name
+    flat = f"{name}_vector"
+    if flat not in constants:
+        constants[flat] = numpy_helper.from_array(values.reshape(-1), flat)
+        graph.initializer.append(constants[flat])
+    return flat
+
+
+def _drop_unused_constants(graph: Any) -> None:
+    used = {name for node in graph.node for name in node.input}
+    used |= {value.name for value in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
