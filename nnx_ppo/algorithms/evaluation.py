@@ -118,7 +118,7 @@ def _evaluate(
             env_state=promote_tree(env_state, stepped_from),
             finished=progress.finished | jp.asarray(env_state.done).astype(bool),
             rewards=_accumulate(progress.rewards, env_state.reward, running),
-            lifespan=progress.lifespan + running,
+            lifespan=progress.lifespan + running.astype(jp.int32),
             metrics=_accumulate(progress.metrics, metrics, running),
         )
 

@@ -77,7 +77,7 @@ class FactoryRecord:
         return {"factory": self.factory, "arguments": self.arguments, "seed": self.seed}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "FactoryRecord":
+    def from_json(cls, record: Any) -> "FactoryRecord":
         """Reads what ``to_json`` returned.
 
         Raises:

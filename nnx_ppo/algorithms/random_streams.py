@@ -7,7 +7,7 @@ import jax.numpy as jp
 from flax import nnx
 from jaxtyping import Key
 
-Module = TypeVar("Module", bound=nnx.Module)
+Module = TypeVar("Module", bound=nnx.Pytree)
 
 
 def with_streams_from(networks: Module, key: Key[jax.Array, ""]) -> Module:

@@ -35,6 +35,19 @@ class SlimState(NamedTuple):
     metrics: Any
 
 
+class RenderRollout(NamedTuple):
+    """What is known of a rollout made for rendering."""
+
+    stacked: SlimState
+    """States before each step; where an episode ended, that of the next one's reset."""
+    final: SlimState
+    """State after the last step."""
+    episode_reward: jax.Array
+    """Sum of rewards until the first episode ended."""
+    episode_length: jax.Array
+    """Steps until the first episode ended."""
+
+
 def eval_rollout_for_render_scan(
     env: RLEnv, networks: StatefulModule, max_episode_length: int, key: Key[jax.Array, ""]
 ) -> tuple[SlimState, SlimState, jax.Array]:
@@ -53,6 +66,14 @@ def eval_rollout_for_render_scan(
         The states before each step, leaves ``[max_episode_length, ...]``, the state after the last
         step, and the sum of rewards until the first episode ended.
     """
+    rollout = rollout_for_render(env, networks, max_episode_length, key)
+    return rollout.stacked, rollout.final, rollout.episode_reward
+
+
+def rollout_for_render(
+    env: RLEnv, networks: StatefulModule, max_episode_length: int, key: Key[jax.Array, ""]
+) -> RenderRollout:
+    """Like ``eval_rollout_for_render_scan``, and also counts the first episode's steps."""
     networks = with_streams_from(networks, key)
     graphdef, variables = nnx.split(networks)
     return _render_scan(env, max_episode_length, graphdef, variables, key)
@@ -67,7 +88,7 @@ def unstack_trajectory(stacked: SlimState, final: SlimState, n: int) -> list[Sli
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _render_scan(
     env: RLEnv, max_episode_length: int, graphdef: Any, variables: Any, key: Key[jax.Array, ""]
-) -> tuple[SlimState, SlimState, jax.Array]:
+) -> RenderRollout:
     first_key, reset_key = jax.random.split(key)
     networks = nnx.merge(graphdef, variables, copy=True)
     network_state = networks.initialize_state(1)
@@ -101,16 +122,18 @@ def _render_scan(
     env_state = promote_tree(_arrays(env_state), next_env_state)
 
     def step(carry: Any, key: Any) -> Any:
-        states, finished, total_reward = carry
+        states, finished, total_reward, length = carry
         variables, network_state, env_state = states
         states, (done, reward) = transition(variables, network_state, env_state, key)
         total_reward = total_reward + jp.where(finished, jp.float32(0.0), reward)
-        return (states, finished | done, total_reward), _slim(env_state)
+        length = length + (~finished).astype(jp.int32)
+        return (states, finished | done, total_reward, length), _slim(env_state)
 
-    start = ((variables, network_state, env_state), jp.array(False), jp.float32(0.0))
+    states = (variables, network_state, env_state)
+    start = (states, jp.array(False), jp.float32(0.0), jp.int32(0))
     keys = jax.random.split(reset_key, max_episode_length)
-    (states, _, total_reward), trajectory = jax.lax.scan(step, start, keys)
-    return trajectory, _slim(states[-1]), total_reward
+    (states, _, total_reward, length), trajectory = jax.lax.scan(step, start, keys)
+    return RenderRollout(trajectory, _slim(states[-1]), total_reward, length)
 
 
 def _arrays(tree: Any) -> Any:

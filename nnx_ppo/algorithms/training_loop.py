@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,11 +12,8 @@ import numpy as np
 
 from nnx_ppo.algorithms.config import EvalConfig, VideoConfig, VideoData
 from nnx_ppo.algorithms.random_streams import with_streams_from
-from nnx_ppo.algorithms.rollout import (
-    eval_rollout,
-    eval_rollout_for_render_scan,
-    unstack_trajectory,
-)
+from nnx_ppo.algorithms.render_rollout import rollout_for_render
+from nnx_ppo.algorithms.rollout import eval_rollout, unstack_trajectory
 from nnx_ppo.algorithms.types import RLEnv
 from nnx_ppo.networks.types import StatefulModule
 
@@ -49,11 +47,20 @@ class Observers:
     checkpoint_fn: CheckpointFn | None = None
     measure_throughput: bool = False
 
-    @property
-    def records_videos(self) -> bool:
-        """Whether there is someone to show videos to and an environment that can render them."""
-        wanted = self.video.enabled and self.video_fn is not None
-        return wanted and hasattr(self.env, "render")
+    def who_watches_videos(self) -> VideoFn | None:
+        """Returns the ``video_fn`` if videos are to be recorded and the environment can render.
+
+        Warns if it cannot.
+        """
+        if not self.video.enabled or self.video_fn is None:
+            return None
+        if not hasattr(self.env, "render"):
+            warnings.warn(
+                f"no videos: the evaluation environment {type(self.env).__name__} has no render()",
+                stacklevel=2,
+            )
+            return None
+        return self.video_fn
 
 
 @dataclasses.dataclass
@@ -106,11 +113,13 @@ def run_training_loop(
     iterations = 0
     eval_history: list[dict[str, Any]] = []
 
+    video_fn = observers.who_watches_videos()
+
     metrics: dict[str, Any] = {}
     if observers.eval.enabled:
         metrics |= _evaluate(observers, state, steps, eval_history)
-    if observers.records_videos:
-        metrics |= _record_video(observers, state, steps, iterations)
+    if video_fn is not None:
+        metrics |= _record_video(observers, video_fn, state, steps, iterations)
     every = observers.checkpoint_every_steps
     if observers.checkpoint_fn is not None and should_run(steps, -every, every):
         observers.checkpoint_fn(state, steps)
@@ -127,8 +136,8 @@ def run_training_loop(
 
         if observers.eval.enabled and should_run(steps, previous, observers.eval.every_steps):
             metrics |= _evaluate(observers, state, steps, eval_history)
-        if observers.records_videos and should_run(steps, previous, observers.video.every_steps):
-            metrics |= _record_video(observers, state, steps, iterations)
+        if video_fn is not None and should_run(steps, previous, observers.video.every_steps):
+            metrics |= _record_video(observers, video_fn, state, steps, iterations)
         if observers.checkpoint_fn is not None and should_run(steps, previous, every):
             observers.checkpoint_fn(state, steps)
         if observers.log_fn is not None:
@@ -161,26 +170,23 @@ def _evaluate(
     return metrics
 
 
-def _record_video(observers: Observers, state: Any, steps: int, iterations: int) -> dict[str, Any]:
-    assert observers.video_fn is not None  # records_videos said so; this tells the type checker
+def _record_video(
+    observers: Observers, video_fn: VideoFn, state: Any, steps: int, iterations: int
+) -> dict[str, Any]:
     start = time.perf_counter()
     config, env = observers.video, observers.env
     key = jax.random.fold_in(jax.random.key(observers.seed), VIDEO_STREAM)
     key = jax.random.fold_in(key, iterations)
-    stacked, final, reward = eval_rollout_for_render_scan(
-        env, _eval_copy(observers, state, key), config.episode_length, key
-    )
-    trajectory = unstack_trajectory(stacked, final, config.episode_length)
+    rollout = rollout_for_render(env, _eval_copy(observers, state, key), config.episode_length, key)
+    trajectory = unstack_trajectory(rollout.stacked, rollout.final, config.episode_length)
     frames = env.render(trajectory, **config.render_kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-    # The first state is the reset's, so state i is the one after i steps.
-    ended = [i for i, state in enumerate(trajectory) if i > 0 and bool(state.done)]
     data = VideoData(
         frames=np.asarray(frames),
         step=steps,
-        episode_reward=float(reward),
-        episode_length=ended[0] if ended else config.episode_length,
+        episode_reward=float(rollout.episode_reward),
+        episode_length=int(rollout.episode_length),
     )
-    observers.video_fn(data)
+    video_fn(data)
     metrics: dict[str, Any] = {}
     if observers.measure_throughput:
         _add_throughput(metrics, "video", config.episode_length, start, ())

@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
-from jax.typing import ArrayLike
 
 from nnx_ppo.jax_dataclass import JaxDataclass
 from nnx_ppo.networks.types import PPONetworkOutput
@@ -86,9 +85,9 @@ class TrainingState(JaxDataclass):
     """Environment states, leaves ``[n_envs, ...]``."""
     optimizer: nnx.Optimizer
     """Optimizer of the network's ``nnx.Param`` variables, updated in place as well."""
-    rng_key: ArrayLike
+    rng_key: Any
     """PRNG key from which the next iteration derives its own."""
-    steps_taken: ArrayLike
+    steps_taken: Any
     """Environment steps so far over all environments, a uint32 scalar: exact up to 2**32 - 1."""
 
 
@@ -103,9 +102,9 @@ class Transition(JaxDataclass):
     """What the network returned for it."""
     rewards: Any
     """Reward of the step, leaves ``[*time, batch]``."""
-    done: ArrayLike
+    done: Any
     """Whether the episode ended with this step, bool ``[*time, batch]``."""
-    truncated: ArrayLike
+    truncated: Any
     """Whether it ended only because of a time limit, bool ``[*time, batch]``."""
     next_obs: Any
     """Observation after the step and before the environment is reset."""
@@ -126,9 +125,9 @@ class DistillationTransition(JaxDataclass):
     """What the student returned for it."""
     rewards: Any
     """Reward of the step, leaves ``[*time, batch]``."""
-    done: ArrayLike
+    done: Any
     """Whether the episode ended with this step, bool ``[*time, batch]``."""
-    truncated: ArrayLike
+    truncated: Any
     """Whether it ended only because of a time limit, bool ``[*time, batch]``."""
     next_obs: Any
     """Observation after the step and before the environment is reset."""
@@ -155,9 +154,9 @@ class DistillationState(JaxDataclass):
     """Environment states, leaves ``[n_envs, ...]``."""
     optimizer: nnx.Optimizer
     """Optimizer of the student's ``nnx.Param`` variables."""
-    rng_key: ArrayLike
+    rng_key: Any
     """PRNG key from which the next iteration derives its own."""
-    steps_taken: ArrayLike
+    steps_taken: Any
     """Environment steps so far, a uint32 scalar."""
 
 

@@ -124,7 +124,8 @@ def restore_tree(
     try:
         tree = build_structure(record.structure, leaves)
     except StructureError as error:
-        raise CheckpointError(f"{file}: {name} cannot be built: {error}") from error
+        hint = "; pass the environment as env=" if name == "env_states" else ""
+        raise CheckpointError(f"{file}: {name} cannot be built: {error}{hint}") from error
     if jax.tree.structure(tree).num_leaves != len(leaves):
         raise CheckpointError(f"{file}: the recorded structure of {name} lost some of its leaves")
     return tree

@@ -25,8 +25,8 @@ def to_numpy(array: Any) -> np.ndarray:
 
 
 def is_key_array(array: Any) -> bool:
-    """Whether an array or its abstract value holds typed PRNG keys."""
-    return jp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    """Whether an array or its abstract value holds typed PRNG keys; numbers do not."""
+    return hasattr(array, "dtype") and jp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:

@@ -20,6 +20,8 @@ from nnx_ppo.algorithms.ppo_step import shuffled_minibatches
 from nnx_ppo.algorithms.types import LoggingLevel
 from nnx_ppo.wrappers.episode_wrapper import EpisodeWrapper
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 # One object for all tests: a compiled step belongs to its environment.
 POINT_ENV = EpisodeWrapper(PointEnv(), 5)
 
