@@ -81,7 +81,8 @@ def test_run_without_a_plant_replays_golden_observations_at_the_bundles_rate(
 ) -> None:
     data = result(capsys, "run", graph_bundle, "--duration-s", 0.5)
     assert data["loop"]["rate_hz"] == 100.0
-    assert data["loop"]["steps"] + data["loop"]["misses"] == 50
+    # A busy machine may miss some of the 50 deadlines, the last of them after the end.
+    assert 0 < data["loop"]["steps"] <= 50 <= data["loop"]["steps"] + data["loop"]["misses"]
     assert data["plant"] is None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,15 +64,16 @@ def test_a_run_leaves_checkpoints_and_a_line_for_each_iteration(run: Path) -> No
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = tmp_path / "run"
-    base = ("train", *ENVIRONMENT, *NETWORK, *SMALL)
-    result(capsys, *base, "--total-steps=320", "--out", first)
-    resumed = result(capsys, "train", "--out", first, "--resume", "--total-steps=640")
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    for later in ("step_0000000480", "step_0000000640"):
+        shutil.rmtree(again / later)
+    resumed = result(capsys, "train", "--out", again, "--resume")
     assert resumed["steps"] == 640
-    assert steps_logged(first) == [0, 160, 320, 320, 480, 640]
-    whole = (run / "step_0000000640" / "networks" / "state.safetensors").read_bytes()
-    again = (first / "step_0000000640" / "networks" / "state.safetensors").read_bytes()
-    assert again == whole
+    assert steps_logged(again) == [0, 160, 320, 320, 480, 640]
+    for file in ("networks/state.safetensors", "optimizer/state.safetensors"):
+        one, other = (directory / "step_0000000640" / file for directory in (run, again))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_finished_run_asks_for_more_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,9 +85,11 @@ def test_a_run_that_was_killed_resumes_from_its_last_complete_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "run"
-    command = [sys.executable, "-m", "nnx_ppo.cli", "train", *ENVIRONMENT, *NETWORK, *SMALL]
+    perceptron = '{"actor_hidden_sizes": [4], "critic_hidden_sizes": [4]}'
+    command = [sys.executable, "-m", "nnx_ppo.cli", "train", "--environment", "swing_up", *SMALL]
+    command += ["--network-arguments", perceptron, "--no-eval-enabled", "--total-steps=16e6"]
     process = subprocess.Popen(
-        [*command, "--total-steps=16e6", "--out", str(directory)],
+        [*command, "--out", str(directory)],
         stderr=subprocess.DEVNULL,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
@@ -96,9 +100,9 @@ def test_a_run_that_was_killed_resumes_from_its_last_complete_checkpoint(
     process.send_signal(signal.SIGKILL)
     process.wait()
     last = int(checkpoints(directory)[-1].removeprefix("step_"))
-    # What a kill in the middle of writing leaves: a directory that never got its name.
-    data = result(capsys, "train", "--out", directory, "--resume", f"--total-steps={last + 320}")
-    assert data["steps"] == last + 320
+    # What else it was writing never got a checkpoint's name, and is not taken for one.
+    data = result(capsys, "train", "--out", directory, "--resume", f"--total-steps={last + 160}")
+    assert data["steps"] == last + 160
     assert Path(data["checkpoint"]).is_dir()
 
 
@@ -132,6 +136,7 @@ def test_an_exported_run_acts_on_the_simulator_beside_it(
     result(capsys, "export", run, "--out", bundle, "--formats=onnx")
     with simulator("swing_up_delayed", seed=3) as address:
         acted = act(bundle, address, rate_hz=100.0, duration_s=0.5)
-    assert acted["loop"]["steps"] + acted["loop"]["misses"] == 50
+    # A busy machine may miss some of the 50 deadlines, the last of them after the end.
+    assert 0 < acted["loop"]["steps"] <= 50 <= acted["loop"]["steps"] + acted["loop"]["misses"]
     assert acted["plant"]["steps"] == acted["loop"]["steps"]
     assert set(acted["imported"].values()) == {False}
