@@ -113,7 +113,7 @@ class TimeOrderedDelayLine(DelayLine):
         self, buffer: Buffer, pointer: Pointer, value: Shaped[AnyArray, "batch *leaf"]
     ) -> jax.Array:
         if buffer.shape[1] == 1:
-            return value[:, None]
+            return jp.asarray(value[:, None])
         # Not buffer[:, :-1], which becomes a gather when the batch size is symbolic.
         older = lax.slice_in_dim(jp.asarray(buffer), 0, buffer.shape[1] - 1, axis=1)
         return jp.concatenate([value[:, None], older], axis=1)
