@@ -219,7 +219,7 @@ def load_network(
 
 def _module_state(
     what: str, name: str, file_name: str, module: Any, record: CheckpointRecord
-) -> nnx.State:
+) -> Any:
     """Reads the Variables of a module, checked against the given one."""
     metadata, file = record._metadata, record.path / file_name
     tensors = decode_tensors(read_file(record.path, file_name, metadata), file)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jp
 from flax import nnx
 
-from nnx_ppo.algorithms.types import LoggingLevel, Transition
+from nnx_ppo.algorithms.types import DistillationTransition, LoggingLevel, Transition
 from nnx_ppo.networks.types import StatefulModule
 
 
 def compute_metrics(
     loss_metrics: Mapping[str, Any],
-    rollout_data: Transition,
+    rollout_data: Transition | DistillationTransition,
     logging_level: LoggingLevel,
     percentile_levels: Sequence[int | float] | None = None,
 ) -> dict[str, Any]:
@@ -22,7 +22,8 @@ def compute_metrics(
 
     Args:
         loss_metrics: What the losses reported, each leaf stacked over the updates.
-        rollout_data: The rollout, leaves ``[time, batch, ...]``.
+        rollout_data: The rollout, leaves ``[time, batch, ...]``; of a distillation, the metrics of
+            the network are called ``student/...`` in place of ``net/...``.
         logging_level: What to include beside the losses.
         percentile_levels: Percentiles to report, or None for mean and standard deviation.
 
@@ -30,7 +31,10 @@ def compute_metrics(
         Scalars by name. Names of nested quantities are joined by ``/``.
     """
     metrics: dict[str, Any] = {}
-    output = rollout_data.network_output
+    if isinstance(rollout_data, DistillationTransition):
+        network_name, output = "student", rollout_data.student_output
+    else:
+        network_name, output = "net", rollout_data.network_output
 
     def log(name: str, value: Any) -> None:
         log_metric(metrics, name, value, percentile_levels)
@@ -40,8 +44,7 @@ def compute_metrics(
     if LoggingLevel.ENV_METRICS in logging_level:
         log("env", rollout_data.metrics["env"])
     if LoggingLevel.NETWORK_METRICS in logging_level:
-        # Distillation has a student in the network's place.
-        log("net", rollout_data.metrics["net"])
+        log(network_name, rollout_data.metrics[network_name])
     if LoggingLevel.ROLLOUT_STATS in logging_level:
         log("rollout_batch/reward", rollout_data.rewards)
         log("rollout_batch/action", output.actions)
@@ -49,6 +52,9 @@ def compute_metrics(
         metrics["rollout_batch/truncation_rate"] = _mean(rollout_data.truncated)
     if LoggingLevel.ROLLOUT_OBS in logging_level:
         log("rollout_batch/obs", rollout_data.obs)
+    if isinstance(rollout_data, DistillationTransition):
+        # Likelihoods of its own actions and values are not what a student learns from.
+        return metrics
     if LoggingLevel.ACTOR_EXTRA in logging_level:
         log("loglikelihood", output.loglikelihoods)
     if LoggingLevel.CRITIC_EXTRA in logging_level:

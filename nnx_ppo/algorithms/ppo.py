@@ -13,6 +13,7 @@ from nnx_ppo.algorithms.training_loop import (
     LogFn,
     Observers,
     VideoFn,
+    check_n_envs,
     run_training_loop,
 )
 from nnx_ppo.algorithms.training_loop import should_run as _should_run
@@ -100,7 +101,7 @@ def train_ppo(
         )
     else:
         state = initial_state
-        _check_n_envs(state, ppo.n_envs)
+        check_n_envs(state, ppo.n_envs)
     percentiles = tuple(ppo.logging_percentiles) if ppo.logging_percentiles else None
 
     def iterate(state: TrainingState) -> tuple[TrainingState, dict]:
@@ -147,12 +148,3 @@ def train_ppo(
         total_steps=result.steps,
         total_iterations=result.iterations,
     )
-
-
-def _check_n_envs(state: TrainingState, n_envs: int) -> None:
-    given = state.env_states.done.shape[0]
-    if given != n_envs:
-        raise ValueError(
-            f"initial_state holds {given} environments but config.ppo.n_envs is {n_envs}; "
-            f"set n_envs={given}, or start from new_training_state"
-        )

@@ -95,11 +95,6 @@ def ppo_step(
         TypeError: ``n_minibatches`` does not divide ``n_envs``.
         AssertionError: the critic's values and the environment's rewards differ in shape.
     """
-    if n_envs % n_minibatches:
-        raise TypeError(
-            f"n_envs={n_envs} environments cannot be split into n_minibatches={n_minibatches} "
-            f"minibatches of equal size; choose n_envs as a multiple of n_minibatches"
-        )
     networks, optimizer = training_state.networks, training_state.optimizer
     reset_key, shuffle_key, new_key = jax.random.split(training_state.rng_key, 3)
     network_states, env_states, rollout = unroll_env(
@@ -134,7 +129,7 @@ def ppo_step(
             bootstrap_truncated,
         )
         if LoggingLevel.GRAD_NORM in logging_level:
-            metrics["grad_norm"] = _global_norm(gradients)
+            metrics["grad_norm"] = global_norm(gradients)
         optimizer.update(networks, gradients)
         return metrics
 
@@ -143,8 +138,7 @@ def ppo_step(
 
     metrics = compute_metrics(loss_metrics, rollout, logging_level, logging_percentiles)
     networks.update_statistics(rollout.rollout_extras)
-    steps_taken = jp.asarray(training_state.steps_taken)
-    steps_taken = steps_taken + jp.asarray(rollout_length * n_envs, steps_taken.dtype)
+    steps_taken = add_steps(training_state.steps_taken, rollout_length * n_envs)
     metrics["total_steps"] = steps_taken
     if LoggingLevel.WEIGHTS in logging_level:
         log_weight_stats(metrics, networks, logging_percentiles)
@@ -157,7 +151,14 @@ def ppo_step(
     return new_state, metrics
 
 
-def _global_norm(gradients: Any) -> jax.Array:
+def add_steps(steps_taken: ArrayLike, n_steps: int) -> jax.Array:
+    """Counts on, in the type that the count has."""
+    steps_taken = jp.asarray(steps_taken)
+    return steps_taken + jp.asarray(n_steps, steps_taken.dtype)
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """Returns the L2 norm over all leaves together."""
     squares = [jp.sum(jp.square(leaf)) for leaf in jax.tree.leaves(gradients)]
     return jp.sqrt(jp.sum(jp.stack(squares))) if squares else jp.zeros(())
 
@@ -169,7 +170,15 @@ def shuffled_minibatches(
 
     Returns:
         Indices of environments, int ``[n_epochs * n_minibatches, n_envs // n_minibatches]``.
+
+    Raises:
+        TypeError: ``n_minibatches`` does not divide ``n_envs``.
     """
+    if n_envs % n_minibatches:
+        raise TypeError(
+            f"n_envs={n_envs} environments cannot be split into n_minibatches={n_minibatches} "
+            f"minibatches of equal size; choose n_envs as a multiple of n_minibatches"
+        )
     keys = jax.random.split(key, n_epochs)
     permutations = jax.vmap(lambda k: jax.random.permutation(k, n_envs))(keys)
     return permutations.reshape(n_epochs * n_minibatches, n_envs // n_minibatches)

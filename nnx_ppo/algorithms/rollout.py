@@ -62,7 +62,7 @@ def single_transition(
         network_output=out.output,
         rewards=next_env_state.reward,
         done=done,
-        truncated=_truncated(next_env_state.info, done),
+        truncated=truncation_of(next_env_state.info, done),
         next_obs=next_env_state.obs,
         metrics={"env": next_env_state.metrics, "net": out.metrics},
         rollout_extras=out.rollout_extras,
@@ -116,7 +116,7 @@ def unroll_env(
     return network_state, env_state, rollout
 
 
-def _truncated(info: Any, done: jax.Array) -> jax.Array:
+def truncation_of(info: Any, done: jax.Array) -> jax.Array:
     """Reads where episodes were cut: ``truncated``, or ``truncation`` as Brax calls it."""
     if isinstance(info, Mapping):
         for name in ("truncated", "truncation"):

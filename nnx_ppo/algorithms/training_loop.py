@@ -79,6 +79,20 @@ def should_run(steps: int, last: int, every: int) -> bool:
     return every > 0 and steps // every > last // every
 
 
+def check_n_envs(state: Any, n_envs: int) -> None:
+    """Refuses a training state that holds another number of environments than the settings say.
+
+    Raises:
+        ValueError: it does.
+    """
+    given = state.env_states.done.shape[0]
+    if given != n_envs:
+        raise ValueError(
+            f"initial_state holds {given} environments but n_envs is {n_envs} in the settings; "
+            f"set n_envs={given}, or start from a new state"
+        )
+
+
 def run_training_loop(
     iterate: Iterate,
     state: Any,

@@ -16,7 +16,7 @@ from training_cases import (
 )
 
 from nnx_ppo.algorithms.ppo import new_training_state, ppo_step
-from nnx_ppo.algorithms.ppo_step import shuffled_minibatches
+from nnx_ppo.algorithms.ppo_step import add_steps, shuffled_minibatches
 from nnx_ppo.algorithms.types import LoggingLevel
 from nnx_ppo.wrappers.episode_wrapper import EpisodeWrapper
 
@@ -172,6 +172,13 @@ def test_no_key_is_used_for_two_purposes():
     # Epoch keys derive from a key of their own: none of them is the next iteration's key.
     for epoch in range(4):
         assert jax.random.fold_in(state.rng_key, epoch) != new_state.rng_key or epoch == 2
+
+
+def test_steps_are_counted_exactly_where_float32_no_longer_can():
+    steps = add_steps(jp.uint32(2**24), 1)
+    assert int(steps) == 2**24 + 1
+    assert int(add_steps(jp.uint32(2**32 - 6), 5)) == 2**32 - 1
+    assert new_training_state(POINT_ENV, make_point_networks(), 2, 0).steps_taken.dtype == jp.uint32
 
 
 def test_new_training_state_can_be_jitted_with_a_traced_seed():

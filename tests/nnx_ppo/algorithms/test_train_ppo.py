@@ -193,7 +193,7 @@ class TestLoop:
 
     def test_a_state_with_another_number_of_environments_is_refused(self):
         state = new_training_state(ENV, make_point_networks(), 8, 0)
-        with pytest.raises(ValueError, match="8 environments but config.ppo.n_envs is 4"):
+        with pytest.raises(ValueError, match="8 environments but n_envs is 4"):
             train_ppo(ENV, state.networks, _config(), initial_state=state)
 
     def test_more_steps_than_can_be_counted_are_refused(self):
