@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from nnx_ppo.cli import demo_setup
-from nnx_ppo.cli.bench import golden_observations, interleaved_step_times, summary
 from nnx_ppo.cli.errors import CommandError
 from nnx_ppo.cli.output import Output, microseconds, size, table
 from nnx_ppo.cli.plant import EnvironmentPlant
-from nnx_ppo.cli.processes import act, simulator
-from nnx_ppo.cli.runtimes import ALL, load_runtimes
+from nnx_ppo.cli.processes import act, bench, simulator
 from nnx_ppo.cli.training import Trained, environment_record, network_record, train
 
 EXAMPLES = """examples:
@@ -86,10 +84,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.note(f"comparing {arguments.parity_steps} steps of each format with the network")
     parity = verify_parity(bundle.path, policy, steps=arguments.parity_steps)
     output.note("timing each format")
-    sessions = {name: p.session() for name, p in load_runtimes(bundle.path, ALL).items()}
-    timings = interleaved_step_times(
-        sessions, golden_observations(bundle, None), steps=arguments.bench_steps
-    )
+    timings = bench(bundle.path, steps=arguments.bench_steps)
     output.note(f"acting for {arguments.duration_s:g} s at {environment.control_rate_hz:g} Hz")
     with simulator(demo_setup.ENVIRONMENT, seed=arguments.seed) as address:
         acted = act(
@@ -108,7 +103,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         name: {
             "size": sum(file.size for file in artefact.files),
             "max_abs_error": parity.worst_error(name),
-            **summary(timings[name]),
+            **{key: timings[name][key] for key in ("median_s", "p99_s")},
         }
         for name, artefact in bundle.manifest.artefacts.items()
     }
@@ -189,13 +184,13 @@ def as_text(data: dict[str, Any]) -> str:
         ),
     ]
     returns = data["returns"]
+    absent = [name for name, there in data["imported_by_the_acting_process"].items() if not there]
     return "\n".join(
         [
             f"return of the graph policy {returns['graph']:.1f}, of the memoryless one of its size "
             f"{returns['memoryless']:.1f}",
             "parity " + ("passed" if data["parity_passed"] else "FAILED"),
-            "imported by the acting process: "
-            + ", ".join(f"{k} {v}" for k, v in data["imported_by_the_acting_process"].items()),
+            f"the acting process has imported none of {', '.join(absent)}",
             "",
             table(headers, rows),
             "",

@@ -1,4 +1,4 @@
-"""The demo's two other processes: a simulator, and one that acts and has no JAX."""
+"""The demo's other processes: a simulator, one that acts and has no JAX, one that takes times."""
 
 import json
 import subprocess
@@ -46,9 +46,27 @@ def act(bundle: Path, address: str, *, rate_hz: float, duration_s: float) -> dic
     Raises:
         CommandError: If it fails; the message is what it said.
     """
-    command = [*COMMAND, "run", str(bundle), "--runtime", "onnx", "--plant", address, "--json"]
-    command += ["--rate-hz", str(rate_hz), "--duration-s", str(duration_s)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = ["--rate-hz", str(rate_hz), "--duration-s", str(duration_s), "--plant", address]
+    return _report("run", str(bundle), "--runtime", "onnx", *options)
+
+
+def bench(bundle: Path, *, steps: int) -> dict[str, dict[str, Any]]:
+    """Run `nnx-ppo bench` on the bundle: in a process without the threads that training has left.
+
+    Returns:
+        By runtime `median_s`, `p99_s` and `max_s` of one robot's step.
+
+    Raises:
+        CommandError: If it fails; the message is what it said.
+    """
+    results = _report("bench", str(bundle), "--steps", str(steps))["results"]
+    return {result["runtime"]: result for result in results}
+
+
+def _report(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--json"], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise CommandError(f"the acting process failed: {done.stderr.strip()}")
+        raise CommandError(f"nnx-ppo {arguments[0]} failed: {done.stderr.strip()}")
     return json.loads(done.stdout)
