@@ -1,6 +1,7 @@
 """Numerical integration of a mechanism's equations of motion."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jaxtyping import Float
@@ -22,11 +23,13 @@ def runge_kutta_4(
         substeps: Into how many parts that is divided.
     """
     step_s = duration_s / substeps
-    # Unrolled: a handful of substeps compiles quickly and fuses better than a loop.
-    for _ in range(substeps):
+
+    def substep(_: Any, state: jax.Array) -> jax.Array:
         first = derivative(state)
         second = derivative(state + 0.5 * step_s * first)
         third = derivative(state + 0.5 * step_s * second)
         fourth = derivative(state + step_s * third)
-        state = state + step_s / 6.0 * (first + 2.0 * second + 2.0 * third + fourth)
-    return state
+        return state + step_s / 6.0 * (first + 2.0 * second + 2.0 * third + fourth)
+
+    # A loop and not unrolled: XLA would fuse the substeps and compute common parts many times.
+    return jax.lax.fori_loop(0, substeps, substep, state)

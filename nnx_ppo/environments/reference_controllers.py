@@ -46,7 +46,7 @@ class SwingUpController:
         """Designs the controller for an environment's mechanism."""
         self.pendulum = environment.pendulum
         upright = jp.zeros(4, jp.float32)
-        transition, steering = jax.jacobian(environment.advance, argnums=(0, 1))(
+        transition, steering = jax.jit(jax.jacobian(environment.advance, argnums=(0, 1)))(
             upright, jp.zeros(1, jp.float32)
         )
         gain = regulator_gain(

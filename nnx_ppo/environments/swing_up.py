@@ -9,18 +9,20 @@ from nnx_ppo.environments.rotary_pendulum import MechanismState, RotaryPendulum,
 from nnx_ppo.environments.state import EnvironmentState
 from nnx_ppo.networks.types import AnyArray
 
-RESET_SPREAD = 0.1
+RESET_SPREAD = 0.5
+REWARD_PER_S = 10.0
 REWARD_ARM_SPEED_RAD_S = 8.0
 REWARD_PENDULUM_SPEED_RAD_S = 5.0
 OBSERVED_SPEED_RAD_S = 10.0
 
 
 class SwingUp:
-    """A rotary pendulum that hangs at first, has to be swung up, and balanced over the arm's zero.
+    """A rotary pendulum that has to be swung up and balanced, with the arm near zero.
 
     The action ``(1,)`` is the motor torque as a fraction of the largest one, clipped to [-1, 1].
     The observation ``(6,)`` is sine and cosine of the arm's and of the pendulum's angle, and the
-    two speeds in units of 10 rad/s. The reward of a step lies in [0, 1] and is the product of
+    two speeds in units of 10 rad/s. Reward comes at a rate of up to 10 per second, so an episode
+    returns at most 100; that of a step lies in [0, 0.1] and is 0.1 times the product of
 
     - how upright the pendulum is: ``((1 + cos(angle)) / 2)^2``,
     - how still both joints are: ``1 / (1 + (arm_speed / 8)^2 + (speed / 5)^2)``, in rad/s,
@@ -45,7 +47,7 @@ class SwingUp:
     """Width of the observation."""
     action_size: int = 1
     """Number of actions."""
-    solved_return: float = 800.0
+    solved_return: float = 80.0
     """Mean return of whole episodes that counts as solving the task.
 
     ``reference_controllers.SwingUpController`` reaches a little more.
@@ -62,10 +64,13 @@ class SwingUp:
         self.pendulum = RotaryPendulum() if pendulum is None else pendulum
 
     def reset(self, rng: jax.Array) -> EnvironmentState:
-        """Returns the start of an episode: everything hangs nearly at rest."""
-        spread = RESET_SPREAD * jax.random.normal(rng, (4,), jp.float32)
-        mechanism = spread + jp.array([0.0, jp.pi, 0.0, 0.0], jp.float32)
-        mechanism = mechanism.at[:2].set(wrap_angle(mechanism[:2]))
+        """Returns the start of an episode: the pendulum is let go anywhere, slowly.
+
+        Its angle is uniform over the circle; the arm's angle lies within 0.5 rad of zero and the
+        speeds within 0.5 rad/s.
+        """
+        circle = jp.array([RESET_SPREAD, jp.pi, RESET_SPREAD, RESET_SPREAD], jp.float32)
+        mechanism = circle * jax.random.uniform(rng, (4,), jp.float32, minval=-1.0, maxval=1.0)
         zero = jp.zeros((), jp.float32)
         return EnvironmentState(
             obs=self.observe(mechanism),
@@ -80,9 +85,10 @@ class SwingUp:
         """Returns the state after one control step of 10 ms."""
         mechanism = self.advance(state.mechanism, action)
         metrics = reward_terms(mechanism)
+        quality = metrics["upright"] * metrics["still"] * metrics["centred"]
         return state.replace(
             obs=self.observe(mechanism),
-            reward=metrics["upright"] * metrics["still"] * metrics["centred"],
+            reward=REWARD_PER_S / self.control_rate_hz * quality,
             metrics=metrics,
             mechanism=mechanism,
         )
@@ -110,7 +116,7 @@ def observed_angles(mechanism: MechanismState) -> Float[jax.Array, "4"]:
 
 
 def reward_terms(mechanism: MechanismState) -> dict[str, jax.Array]:
-    """Returns the factors of the reward, each in [0, 1]."""
+    """Returns the factors of the reward, each in [0, 1]; full reward is their product being 1."""
     arm_angle, angle, arm_speed, speed = mechanism
     motion = (arm_speed / REWARD_ARM_SPEED_RAD_S) ** 2 + (speed / REWARD_PENDULUM_SPEED_RAD_S) ** 2
     return {

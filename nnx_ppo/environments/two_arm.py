@@ -25,6 +25,7 @@ BAR_HEIGHT_M = -0.3
 BAR_AMPLITUDES = (0.08, 0.06, 0.25)
 BAR_FREQUENCIES_RAD_S = (1.0, 2.0)
 
+REWARD_PER_S = 5.0
 REACHED_DISTANCE_M = 0.05
 OBSERVED_SPEED_RAD_S = 5.0
 OBSERVED_LENGTH_M = 0.2
@@ -42,8 +43,10 @@ class TwoArm:
       cosine of its tilt, and the centre's velocity.
     - action: for each arm ``(2,)``, torques of shoulder and elbow as fractions of the largest,
       clipped to [-1, 1].
-    - reward: for each arm ``own * (1 + other) / 2`` in [0, 1] with ``1 / (1 + (d / 5 cm)^2)`` for
-      the distance d of each hand: an arm earns its full reward only while the other holds on too.
+    - reward: for each arm at a rate of up to 5 per second, so that both together return at most
+      100 per episode; in a step 0.1 times ``own * (1 + other) / 2`` with ``1 / (1 + (d / 5 cm)^2)``
+      for the distance d of each hand. An arm earns its full reward only while the other holds on
+      too.
 
     Example:
         >>> environment = TwoArm()
@@ -56,12 +59,12 @@ class TwoArm:
     """Steps per second."""
     episode_length: int = 500
     """Steps of an episode, 10 s, for ``EpisodeWrapper`` and evaluation."""
-    solved_return: float = 700.0
+    solved_return: float = 80.0
     """Mean return of whole episodes, summed over both arms, that counts as solving the task.
 
     ``reference_controllers.TwoArmController`` reaches more.
     """
-    substeps: int = 4
+    substeps: int = 2
     """Integration steps per control step."""
 
     def __init__(self, arm: TwoLinkArm | None = None):
@@ -120,8 +123,9 @@ class TwoArm:
         mechanism = self.advance(state.mechanism, action)
         distances = self.distances(mechanism)
         near = {name: 1.0 / (1.0 + (distances[name] / REACHED_DISTANCE_M) ** 2) for name in ARMS}
+        scale = REWARD_PER_S / self.control_rate_hz
         reward = {
-            name: near[name] * 0.5 * (1.0 + near[other])
+            name: scale * near[name] * 0.5 * (1.0 + near[other])
             for name, other in zip(ARMS, reversed(ARMS), strict=True)
         }
         return state.replace(

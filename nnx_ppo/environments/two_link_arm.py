@@ -49,49 +49,39 @@ class TwoLinkArm:
         """Torques of actions of 1."""
         return jp.array([self.max_shoulder_torque_nm, self.max_elbow_torque_nm], jp.float32)
 
-    @property
-    def frictions_nms(self) -> Joints:
-        """Viscous frictions."""
-        return jp.array([self.shoulder_friction_nms, self.elbow_friction_nms], jp.float32)
-
     def mass_matrix(self, angles: Joints) -> Float[jax.Array, "2 2"]:
         """Returns the matrix that maps accelerations to torques, in kg m^2."""
-        lower = self.lower_mass_kg * self.lower_length_m**2 / 3.0
-        upper = self.upper_mass_kg * self.upper_length_m**2 / 3.0
-        upper += self.lower_mass_kg * self.upper_length_m**2
-        coupling = self._coupling_inertia * jp.cos(angles[1])
-        off_diagonal = lower + coupling
-        return jp.stack(
-            [
-                jp.stack([upper + lower + 2.0 * coupling, off_diagonal]),
-                jp.stack([off_diagonal, jp.full_like(coupling, lower)]),
-            ]
-        )
+        shoulder, coupling, elbow = self._inertias(angles)
+        return jp.stack([jp.stack([shoulder, coupling]), jp.stack([coupling, elbow])])
 
     def passive_torques(self, state: ArmState) -> Joints:
         """Returns the torques that gravity, inertia and friction exert on the joints, in N m."""
-        (_, elbow), speeds = state[:2], state[2:]
+        shoulder, elbow, shoulder_speed, elbow_speed = state
         twist = self._coupling_inertia * jp.sin(elbow)
-        inertial = twist * jp.stack([speeds[1] * (2.0 * speeds[0] + speeds[1]), -(speeds[0] ** 2)])
-        # Gravity pulls against the gradient of the height of the masses.
-        gravity = -jax.grad(self._potential_energy_j)(state[:2])
-        return inertial + gravity - self.frictions_nms * speeds
+        lower_weight = self._lower_weight_nm * jp.sin(shoulder + elbow)
+        return jp.stack(
+            [
+                twist * elbow_speed * (2.0 * shoulder_speed + elbow_speed)
+                - self._upper_weight_nm * jp.sin(shoulder)
+                - lower_weight
+                - self.shoulder_friction_nms * shoulder_speed,
+                -twist * shoulder_speed**2 - lower_weight - self.elbow_friction_nms * elbow_speed,
+            ]
+        )
 
     def derivative(self, state: ArmState, torques_nm: Joints) -> ArmState:
         """Returns velocities and accelerations under motor torques."""
-        matrix = self.mass_matrix(state[:2])
-        force = torques_nm + self.passive_torques(state)
-        determinant = matrix[0, 0] * matrix[1, 1] - matrix[0, 1] ** 2
-        accelerations = (
-            jp.stack(
-                [
-                    matrix[1, 1] * force[0] - matrix[0, 1] * force[1],
-                    matrix[0, 0] * force[1] - matrix[0, 1] * force[0],
-                ]
-            )
-            / determinant
+        shoulder, coupling, elbow = self._inertias(state[:2])
+        force_shoulder, force_elbow = torques_nm + self.passive_torques(state)
+        determinant = shoulder * elbow - coupling**2
+        return jp.stack(
+            [
+                state[2],
+                state[3],
+                (elbow * force_shoulder - coupling * force_elbow) / determinant,
+                (shoulder * force_elbow - coupling * force_shoulder) / determinant,
+            ]
         )
-        return jp.concatenate([state[2:], accelerations])
 
     def hand(self, angles: Joints) -> Point:
         """Returns where the hand is, relative to the shoulder."""
@@ -109,12 +99,28 @@ class TwoLinkArm:
         kinetic = 0.5 * speeds @ self.mass_matrix(state[:2]) @ speeds
         return kinetic + self._potential_energy_j(state[:2])
 
+    def _inertias(self, angles: Joints) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the mass matrix's entries: shoulder, off the diagonal, elbow."""
+        upper = (self.upper_mass_kg / 3.0 + self.lower_mass_kg) * self.upper_length_m**2
+        lower = self.lower_mass_kg * self.lower_length_m**2 / 3.0
+        coupling = self._coupling_inertia * jp.cos(angles[1])
+        return upper + lower + 2.0 * coupling, lower + coupling, jp.full_like(coupling, lower)
+
+    def _potential_energy_j(self, angles: Joints) -> Float[jax.Array, ""]:
+        upper = self._upper_weight_nm * jp.cos(angles[0])
+        return -upper - self._lower_weight_nm * jp.cos(angles[0] + angles[1])
+
     @property
     def _coupling_inertia(self) -> float:
         return 0.5 * self.lower_mass_kg * self.upper_length_m * self.lower_length_m
 
-    def _potential_energy_j(self, angles: Joints) -> Float[jax.Array, ""]:
-        shoulder, wrist = angles[0], angles[0] + angles[1]
-        at_shoulder = (0.5 * self.upper_mass_kg + self.lower_mass_kg) * self.upper_length_m
-        at_elbow = 0.5 * self.lower_mass_kg * self.lower_length_m
-        return -GRAVITY_M_S2 * (at_shoulder * jp.cos(shoulder) + at_elbow * jp.cos(wrist))
+    @property
+    def _upper_weight_nm(self) -> float:
+        """Torque of gravity on the horizontal upper link, which also bears the elbow."""
+        mass = 0.5 * self.upper_mass_kg + self.lower_mass_kg
+        return GRAVITY_M_S2 * mass * self.upper_length_m
+
+    @property
+    def _lower_weight_nm(self) -> float:
+        """Torque of gravity on the horizontal lower link."""
+        return GRAVITY_M_S2 * 0.5 * self.lower_mass_kg * self.lower_length_m
