@@ -25,18 +25,25 @@ def leaf_names(role: str, paths: list[Path]) -> list[str]:
     """Return one unique tensor name per path, `role` joined with the path's parts by dots.
 
     Characters outside letters, digits, `_` and `-` become `_`; a name that is then taken gets a
-    number, so that two leaves never share a tensor.
+    number, so that two leaves never share a tensor. Names that differ only in case or in `.`, `-`
+    and `_` count as the same, since TensorFlow cannot tell them apart.
     """
     names: list[str] = []
+    taken: set[str] = set()
     for path in paths:
-        parts = [role, *(re.sub(r"[^A-Za-z0-9_-]", "_", str(part)) for part in path)]
-        name = ".".join(parts)
+        stem = ".".join([role, *(re.sub(r"[^A-Za-z0-9_-]", "_", str(part)) for part in path)])
+        name = stem
         suffix = 1
-        while name in names:
+        while _as_tensorflow_sees(name) in taken:
             suffix += 1
-            name = ".".join(parts) + f"_{suffix}"
+            name = f"{stem}_{suffix}"
+        taken.add(_as_tensorflow_sees(name))
         names.append(name)
     return names
+
+
+def _as_tensorflow_sees(name: str) -> str:
+    return re.sub(r"[.-]", "_", name).lower()
 
 
 def paths_of(tree: Any, what: str) -> list[Path]:
@@ -95,16 +102,19 @@ def _one_level(tree: Any, path: Path, what: str) -> tuple[str, list[Any], list[A
     """Classify a node: its kind, the keys of its children and the children in JAX's order."""
     if tree is None:
         return "none", [], []
+    where = ".".join([what, *map(str, path)])
+    if isinstance(tree, Mapping):
+        _check_keys(tree, where)
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     if len(flat) == 1 and not flat[0][0]:
         return "leaf", [], []
     keys = [_key_of(entry[0][0]) for entry in flat]
     children = [entry[1] for entry in flat]
-    where = ".".join([what, *map(str, path)])
     if isinstance(tree, Mapping):
-        if not all(isinstance(key, str | int) and not isinstance(key, bool) for key in keys):
+        if keys != sorted(keys):
             raise ObservationSpecError(
-                f"{where} is a mapping with the keys {keys}; keys must be str or int. Rename them"
+                f"{where} is a {type(tree).__qualname__} whose keys are in the order {keys}; a "
+                "bundle keeps them sorted. Use a plain dict"
             )
         return "dict", keys, children
     fields = getattr(tree, "_fields", None)
@@ -117,6 +127,7 @@ def _one_level(tree: Any, path: Path, what: str) -> tuple[str, list[Any], list[A
     if dataclasses.is_dataclass(tree):
         names = [field.name for field in dataclasses.fields(tree)]
         if all(isinstance(key, str) for key in keys):
+            _check_static_fields(tree, set(names) - set(keys), where)
             return "dataclass", keys, children
         if len(keys) == len(names):
             return "dataclass", names, children
@@ -125,6 +136,29 @@ def _one_level(tree: Any, path: Path, what: str) -> tuple[str, list[Any], list[A
         "cannot be "
         "rebuilt by name; use dicts, lists, tuples, named tuples or dataclasses"
     )
+
+
+def _check_keys(tree: Mapping[Any, Any], where: str) -> None:
+    all_strings = all(isinstance(key, str) for key in tree)
+    all_integers = all(isinstance(key, int) and not isinstance(key, bool) for key in tree)
+    if not (all_strings or all_integers):
+        raise ObservationSpecError(
+            f"{where} is a mapping with the keys {list(tree)}; keys must all be str or all be int. "
+            "Rename them"
+        )
+
+
+def _check_static_fields(tree: Any, names: set[str], where: str) -> None:
+    """Refuse what `rebuild` cannot put back: a field that holds no data, unless at its default."""
+    for name in sorted(names):
+        default = getattr(type(tree), name, dataclasses.MISSING)
+        value = getattr(tree, name)
+        if default is not value and default != value:
+            raise ObservationSpecError(
+                f"{where} is a {type(tree).__qualname__} whose field {name!r} holds no array and "
+                f"differs from its default: {value!r}. A bundle does not record it; give it a "
+                "default of that value, or use a dict"
+            )
 
 
 def _key_of(entry: Any) -> Any:
