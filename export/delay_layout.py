@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from export.errors import CarryConversionError
-from nnx_ppo.networks.delay_line import TIME_ORDERED
+from nnx_ppo.networks.delay_line import TIME_ORDERED, DelayLine
 
 _POINTERS = ("buffer_idx", "idx")
 
@@ -35,7 +35,8 @@ class CarryLeaf:
 def use_time_order(network: nnx.Module) -> None:
     """Switch every delay line inside `network`, a private copy, to time order."""
     for _, module in nnx.iter_modules(network):
-        if hasattr(module, "delay_line"):
+        # A user's module may call something else by that name.
+        if isinstance(getattr(module, "delay_line", None), DelayLine):
             setattr(module, "delay_line", TIME_ORDERED)  # noqa: B010  (any module may have one)
 
 

@@ -2,12 +2,15 @@
 
 JAX keeps a stack of names with every equation of a jaxpr. Entering a named scope in each module's
 `__call__` puts the module's path on that stack, where errors and reports can read it, and adds no
-operation. Only the private copy that is traced gets the scopes.
+operation. Only the private copy that is traced knows its paths, and announces them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,37 +22,59 @@ _PATH_ATTRIBUTE = "_export_module_path"
 ROOT = "network"
 
 
-@functools.cache
-def _scoped_class(cls: type) -> type:
-    """Return a subclass of `cls` whose calls run under the path stored on the instance."""
-
-    @functools.wraps(cls.__call__)
-    def scoped_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with jax.named_scope(_MARK + getattr(self, _PATH_ATTRIBUTE)):
-            return cls.__call__(self, *args, **kwargs)
-
-    return type(
-        cls.__name__,
-        (cls,),
-        {
-            "__call__": scoped_call,
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
-        },
-    )
+_patching = threading.RLock()
 
 
-def add_module_scopes(network: nnx.Module) -> None:
-    """Make every callable module in `network` announce its path, changing `network` in place.
+def note_module_paths(network: nnx.Module) -> None:
+    """Write its path on every callable module in `network`, changing `network` in place.
 
     Args:
-        network: A private copy; its modules change class to a subclass of the same name.
+        network: A private copy.
     """
     for path, module in list(nnx.iter_modules(network)):
         if callable(module):
             setattr(module, _PATH_ATTRIBUTE, ".".join(str(part) for part in path) or ROOT)
-            object.__setattr__(module, "__class__", _scoped_class(type(module)))
+
+
+@contextlib.contextmanager
+def module_scopes(network: nnx.Module) -> Iterator[None]:
+    """Make calls of modules that know their path announce it, until the context is left.
+
+    The classes of the modules are changed for that time, not the modules: a network may ask what
+    class a module has. Other instances behave as ever, also in other threads.
+
+    Args:
+        network: Its modules' classes are changed; the paths come from `note_module_paths`.
+    """
+    classes = {type(module) for _, module in nnx.iter_modules(network) if callable(module)}
+    with _patching, contextlib.ExitStack() as restore:
+        for cls in classes:
+            restore.enter_context(_scoped_calls(cls))
+        yield
+
+
+@contextlib.contextmanager
+def _scoped_calls(cls: Any) -> Iterator[None]:
+    inherited = "__call__" not in vars(cls)
+    original = cls.__call__ if inherited else vars(cls)["__call__"]
+
+    @functools.wraps(cls.__call__)
+    def scoped_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = original.__get__(self, type(self))
+        path = getattr(self, _PATH_ATTRIBUTE, None)
+        if path is None:
+            return bound(*args, **kwargs)
+        with jax.named_scope(_MARK + path):
+            return bound(*args, **kwargs)
+
+    cls.__call__ = scoped_call
+    try:
+        yield
+    finally:
+        if inherited:
+            del cls.__call__
+        else:
+            cls.__call__ = original
 
 
 def module_path_of(equation: jcore.JaxprEqn) -> str:

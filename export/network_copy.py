@@ -16,7 +16,7 @@ from flax import nnx
 
 from export.delay_layout import use_time_order
 from export.errors import NetworkError, RandomnessError
-from export.module_scopes import add_module_scopes
+from export.module_scopes import note_module_paths
 from export.prng_keys import is_key, without_key_type
 from export.structure import leaf_names, paths_of
 
@@ -35,8 +35,37 @@ class NetworkCopy:
         return nnx.merge(self.graphdef, self.state if state is None else state, copy=True)
 
     def initialize_state(self, batch_size: int) -> Any:
-        """Return the carry of `batch_size` fresh environments."""
-        return self.merge().initialize_state(batch_size)
+        """Return the carry of `batch_size` fresh environments.
+
+        Raises:
+            NetworkError: The network's own `initialize_state` fails.
+        """
+        try:
+            # As arrays of JAX, which also says what becomes of NumPy's float64.
+            return jax.tree.map(jnp.asarray, self.merge().initialize_state(batch_size))
+        except Exception as error:
+            raise NetworkError(
+                f"initialize_state({batch_size}) failed with {_named(error)}"
+            ) from error
+
+    def reset_state(self, carry: Any) -> Any:
+        """Return what the network makes of `carry` at the end of an episode.
+
+        Raises:
+            NetworkError: The network's own `reset_state` fails or changes the carry's structure.
+        """
+        try:
+            # Under jit, where a rollout calls it too.
+            reset = jax.jit(lambda carry: self.merge().reset_state(carry))(carry)
+        except Exception as error:
+            raise NetworkError(f"reset_state failed with {_named(error)}") from error
+        before, after = jax.tree.structure(carry), jax.tree.structure(reset)
+        if before != after:
+            raise NetworkError(
+                f"reset_state returns a carry of another structure than it is given: {after} "
+                f"instead of {before}"
+            )
+        return reset
 
 
 def reference_copy(network: Any) -> NetworkCopy:
@@ -57,17 +86,18 @@ def _copy(network: Any, *, exported: bool) -> NetworkCopy:
             f"expected a network (a callable flax.nnx.Module, such as a StatefulModule), got "
             f"{type(network).__module__}.{type(network).__qualname__}"
         )
-    if not hasattr(network, "initialize_state"):
-        raise NetworkError(
-            f"{type(network).__qualname__} has no initialize_state(batch_size); derive it from "
-            "nnx_ppo.networks.types.StatefulModule, whose default is an empty carry"
-        )
+    for method in ("initialize_state(batch_size)", "reset_state(carry)"):
+        if not hasattr(network, method.partition("(")[0]):
+            raise NetworkError(
+                f"{type(network).__qualname__} has no {method}; derive it from "
+                "nnx_ppo.networks.types.StatefulModule, which has defaults for both"
+            )
     graphdef, state = nnx.split(network)
     copy: Any = nnx.merge(graphdef, state, copy=True)
     copy.eval()
     if exported:
         use_time_order(copy)
-        add_module_scopes(copy)
+        note_module_paths(copy)
     return NetworkCopy(*nnx.split(copy))
 
 
@@ -82,12 +112,18 @@ def fresh_rows(copy: NetworkCopy, kept: list[bool] | None = None) -> list[Any]:
         NetworkError: A leaf does not lead with the batch axis.
         RandomnessError: A kept leaf is drawn at random for every environment.
     """
-    two = copy.initialize_state(2)
+    two, three = copy.initialize_state(2), copy.initialize_state(3)
+    if jax.tree.structure(two) != jax.tree.structure(three):
+        raise NetworkError(
+            "initialize_state gives 2 and 3 environments carries of different structure, "
+            f"{jax.tree.structure(two)} and {jax.tree.structure(three)}; every leaf must lead with "
+            "the batch axis"
+        )
     names = leaf_names("carry", paths_of(two, "carry"))
-    shapes = [jax.eval_shape(lambda b=b: jax.tree.leaves(copy.initialize_state(b))) for b in (2, 3)]
     rows: list[Any] = []
-    for index, (name, leaf) in enumerate(zip(names, jax.tree.leaves(two), strict=True)):
-        of_two, of_three = shapes[0][index].shape, shapes[1][index].shape
+    pairs = zip(jax.tree.leaves(two), jax.tree.leaves(three), strict=True)
+    for index, (name, (leaf, other)) in enumerate(zip(names, pairs, strict=True)):
+        of_two, of_three = leaf.shape, other.shape
         if of_two[:1] != (2,) or of_three[:1] != (3,) or of_two[1:] != of_three[1:]:
             raise NetworkError(
                 f"{name} has shape {of_two} for 2 environments and {of_three} for 3; every "
@@ -123,7 +159,7 @@ def reset_behaviour(copy: NetworkCopy, kept: list[bool]) -> list[str]:
     outcomes = []
     for seed in (1, 2):
         probe = _scrambled(fresh, seed)
-        reset = copy.merge().reset_state(probe)
+        reset = copy.reset_state(probe)
         outcomes.append((jax.tree.leaves(probe), jax.tree.leaves(reset)))
     behaviour: list[str] = []
     for index, (name, initial) in enumerate(zip(names, jax.tree.leaves(fresh), strict=True)):
@@ -157,3 +193,8 @@ def _scrambled(carry: Any, seed: int) -> Any:
 def _equal(one: Any, other: Any) -> bool:
     one, other = (np.asarray(without_key_type(leaf)) for leaf in (one, other))
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+
+
+def _named(error: Exception) -> str:
+    """Return the type and the first line of an error; JAX explains at length."""
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import export as jax_export
 from jax.extend import core as jcore
 
 from export.errors import HiddenStateError, NetworkError, RandomnessError
-from export.module_scopes import module_path_of, source_line_of
+from export.module_scopes import module_path_of, module_scopes, source_line_of
 from export.network_copy import NetworkCopy
 from export.passes import (
     drop_dead_columns,
@@ -25,6 +26,7 @@ from export.passes import (
 )
 from export.structure import leaf_names, paths_of
 from nnx_ppo.networks.types import PPONetworkOutput
+from serving.manifest_checks import DTYPES
 
 EXTRA_OUTPUTS = ("value",)
 """Names that `extra_outputs` may hold."""
@@ -96,7 +98,11 @@ def trace_step(
     state = jax.tree.leaves(copy.state)
     known = {index: state[index] for index in range(raw.n_state) if not changed[index]}
     closed = simplify_identities(fold_constants(closed, known))
-    return _prune(closed, raw, copy, changed)
+    traced = _prune(closed, raw, copy, changed)
+    for role, tree in {"action": traced.action, **traced.extras}.items():
+        _refuse_dtypes(role, tree, None)
+    _refuse_dtypes("carry", carry_rows, traced.kept_carry)
+    return traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +137,8 @@ def _trace(
     def step(state: list[Any], carry: Any, observation: Any) -> tuple[Any, ...]:
         network = copy.merge(jax.tree.unflatten(state_tree, state))
         output = network(carry, observation)
-        action, extras = _action_and_extras(output, extra_outputs)
+        # As arrays: a network may put out Python numbers, which lead with no batch axis.
+        action, extras = jax.tree.map(jnp.asarray, _action_and_extras(output, extra_outputs))
         _check_next_carry(carry, output.next_state)
         after = jax.tree_util.tree_flatten_with_path(nnx.split(network)[1])[0]
         after = dict(after)
@@ -144,7 +151,7 @@ def _trace(
             [after[path] for path in state_paths],
         )
 
-    closed = _make_jaxpr(step, state_leaves, carry, batched_observation, batch_size)
+    closed = _make_jaxpr(copy.merge(), step, state_leaves, carry, batched_observation, batch_size)
     names = leaf_names("action", paths_of(trees["action"], "action"))
     if not names:
         raise NetworkError("the network's action is an empty tree; there is nothing to export")
@@ -163,10 +170,16 @@ def _trace(
 
 
 def _make_jaxpr(
-    step: Any, state: list[Any], carry: Any, observation: Any, batch_size: int | None
+    network: nnx.Module,
+    step: Any,
+    state: list[Any],
+    carry: Any,
+    observation: Any,
+    batch_size: int | None,
 ) -> jcore.ClosedJaxpr:
     try:
-        return jax.make_jaxpr(step)(state, carry, observation)
+        with module_scopes(network):
+            return jax.make_jaxpr(step)(state, carry, observation)
     except NetworkError:
         raise
     except jax.errors.JAXTypeError as error:
@@ -262,6 +275,11 @@ def _prune(
             break
         kept = grown
     observation_used = used[raw.n_state + raw.n_carry :]
+    if not any(kept) and not any(observation_used):
+        raise NetworkError(
+            "the action is a constant: it depends on neither the observation nor the carry. "
+            "Connect what computes it to an input"
+        )
     pruned = remove_dead_code(closed, wanted, [*used[: raw.n_state], *kept, *observation_used])
     _refuse_randomness(pruned)
     _refuse_hidden_state(used[: raw.n_state], changed, copy)
@@ -289,6 +307,16 @@ def _actions_carry_extras(
         ),
         closed.consts,
     )
+
+
+def _refuse_dtypes(role: str, tree: Any, kept: list[bool] | None) -> None:
+    names, leaves = leaf_names(role, paths_of(tree, role)), jax.tree.leaves(tree)
+    for name, leaf, keep in zip(names, leaves, kept or [True] * len(leaves), strict=True):
+        if keep and str(leaf.dtype) not in DTYPES:
+            raise NetworkError(
+                f"{name} has dtype {leaf.dtype}, which no tensor of a bundle can have; cast it to "
+                "float32 in the network, and back where it comes in"
+            )
 
 
 def _refuse_randomness(pruned: jcore.ClosedJaxpr) -> None:
