@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
 from export.lowering.registry import RULES, NotLowerable
+
+WIDER: dict[Any, Any] = {
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+}
+"""Integers that runtimes lack arithmetic for → a signed type that holds all their values."""
 
 
 def _register_direct(primitive: str, operation: Callable[..., Any]) -> None:
@@ -23,8 +33,6 @@ for _name, _operation in {
     "add_any": tf.add,
     "sub": tf.subtract,
     "mul": tf.multiply,
-    "max": tf.maximum,
-    "min": tf.minimum,
     "neg": tf.negative,
     "sign": tf.sign,
     "abs": tf.abs,
@@ -63,9 +71,27 @@ for _name, _operation in {
     "copy_p": tf.identity,
     "name": tf.identity,
     "stop_gradient": tf.identity,
-    "reduce_precision": tf.identity,
 }.items():
     _register_direct(_name, _operation)
+
+
+@RULES.register("max", "min", broadcasts=True)
+def _extremum(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    is_max = equation.primitive.name == "max"
+    if x.dtype == tf.bool:
+        return tf.logical_or(x, y) if is_max else tf.logical_and(x, y)
+    wide = WIDER.get(x.dtype, x.dtype)
+    choose = tf.maximum if is_max else tf.minimum
+    return tf.cast(choose(tf.cast(x, wide), tf.cast(y, wide)), x.dtype)
+
+
+@RULES.register("reduce_precision", broadcasts=True)
+def _reduce_precision(lowering: Any, equation: Any, x: Any) -> Any:
+    kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
+    info = jnp.finfo(equation.invars[0].aval.dtype)
+    if kept[0] < info.nexp or kept[1] < info.nmant:
+        raise NotLowerable(f"rounding to {kept[0]} bits of exponent and {kept[1]} of mantissa")
+    return x
 
 
 @RULES.register("optimization_barrier", broadcasts=True)
@@ -149,6 +175,12 @@ def _integer_division(x: Any, y: Any) -> tuple[Any, Any]:
     Only magnitudes are divided: tf2onnx and the ONNX runtimes disagree on negative operands. XLA
     defines division by zero as quotient -1 and remainder x, where runtimes may trap.
     """
+    if x.dtype == tf.uint64:
+        raise NotLowerable("division of uint64")
+    if x.dtype in WIDER:
+        # A quotient of -1 becomes the largest number of an unsigned type, as in XLA.
+        wide = _integer_division(tf.cast(x, WIDER[x.dtype]), tf.cast(y, WIDER[x.dtype]))
+        return tf.cast(wide[0], x.dtype), tf.cast(wide[1], x.dtype)
     zero, one, minus_one = _constants(x, 0, 1, -1)
     by_zero = tf.equal(y, zero)
     magnitude = tf.where(by_zero, one, tf.abs(y))
@@ -189,7 +221,9 @@ def _logical(equation: Any, operation: Any, *inputs: Any) -> Any:
 
 @RULES.register("clamp", broadcasts=True)
 def _clamp(lowering: Any, equation: Any, low: Any, x: Any, high: Any) -> Any:
-    return tf.minimum(tf.maximum(x, low), high)
+    wide = WIDER.get(x.dtype, x.dtype)
+    low, value, high = (tf.cast(item, wide) for item in (low, x, high))
+    return tf.cast(tf.minimum(tf.maximum(value, low), high), x.dtype)
 
 
 @RULES.register("select_n", broadcasts=True)
@@ -205,9 +239,10 @@ def _select_n(lowering: Any, equation: Any, which: Any, *cases: Any) -> Any:
     return result
 
 
-# What ONNX's Where takes in every onnxruntime; other types go through one of these.
+# What ONNX's Where takes in every onnxruntime; other types go through a wider one, uint64 through
+# the signed type of the same bits.
 _SELECTABLE = {tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8}
-_SELECTED_AS = {tf.int8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
+_SELECTED_AS = {**WIDER, tf.uint64: tf.int64}
 
 
 def select(condition: Any, if_true: Any, if_false: Any) -> Any:
@@ -227,11 +262,30 @@ def select(condition: Any, if_true: Any, if_false: Any) -> Any:
 @RULES.register("convert_element_type", broadcasts=True)
 def _convert_element_type(lowering: Any, equation: Any, x: Any) -> Any:
     target = tf.as_dtype(np.dtype(equation.params["new_dtype"]))
-    return (
-        tf.not_equal(x, _zero(x))
-        if target == tf.bool and x.dtype != tf.bool
-        else tf.cast(x, target)
-    )
+    if target == tf.bool and x.dtype != tf.bool:
+        return tf.not_equal(x, _zero(x))
+    if x.dtype.is_floating and target.is_integer:
+        return _to_integer(x, target)
+    return tf.cast(x, target)
+
+
+def _to_integer(x: Any, target: Any) -> Any:
+    """Convert floats as XLA does: toward zero, to the nearest end of the range, NaN to zero.
+
+    What other runtimes make of a number outside the range differs from machine to machine.
+    """
+    if x.dtype in (tf.float16, tf.bfloat16):
+        x = tf.cast(x, tf.float32)
+    # The range's upper end may lie between two floats; the lower is a power of two or zero.
+    low, high = _constants(x, target.min, target.max)
+    exact = int(high) == target.max
+    if not exact:
+        high = np.nextafter(high, np.zeros_like(high))
+    inside = select(tf.equal(x, x), tf.minimum(tf.maximum(x, low), high), tf.zeros_like(x))
+    whole = tf.cast(inside, target)
+    if exact:
+        return whole
+    return select(tf.greater(x, high), tf.constant(target.max, target), whole)
 
 
 def _constants(like: Any, *values: float | int) -> list[np.ndarray]:

@@ -14,6 +14,9 @@ from export.lowering.registry import RULES, NotLowerable
 from export.module_scopes import module_path_of, source_line_of
 from export.passes.rewrite import is_static_shape, is_var
 
+# What TensorFlow raises for operands that an operation is not made for.
+_TENSORFLOW_REFUSES = (TypeError, ValueError, OverflowError, tf.errors.OpError)
+
 
 class Lowering:
     """Turns equations into TensorFlow operations, for one batch size or any.
@@ -41,6 +44,8 @@ class Lowering:
         if found is None:
             raise self._unsupported(equation, "")
         rule, broadcasts = found
+        if any(_is_bfloat16(atom) for atom in (*equation.invars, *equation.outvars)):
+            raise self._unsupported(equation, "bfloat16, which each runtime rounds at other places")
         inputs = [self._read(atom, values) for atom in equation.invars]
         if not broadcasts:
             inputs = [
@@ -51,6 +56,9 @@ class Lowering:
             outputs = rule(self, equation, *inputs)
         except NotLowerable as error:
             raise self._unsupported(equation, str(error)) from error
+        except _TENSORFLOW_REFUSES as error:
+            reason = str(error).strip().split("\n")[0]
+            raise self._unsupported(equation, f"TensorFlow refuses it: {reason}") from error
         if not isinstance(outputs, list):
             outputs = [outputs]
         for variable, value in zip(equation.outvars, outputs, strict=True):
@@ -98,6 +106,10 @@ class Lowering:
             if all(o != 1 or _is_one(size) for o, size in zip(own, shape, strict=True)):
                 return value
         return tf.broadcast_to(value, self.exact_shape(shape))
+
+
+def _is_bfloat16(atom: Any) -> bool:
+    return str(getattr(atom.aval, "dtype", "")) == "bfloat16"
 
 
 def _is_one(size: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from export.lowering.elementwise import WIDER
 from export.lowering.registry import RULES, NotLowerable
 
 _REDUCTIONS = {
@@ -14,28 +15,29 @@ _REDUCTIONS = {
     "reduce_max": tf.reduce_max,
     "reduce_min": tf.reduce_min,
     "reduce_prod": tf.reduce_prod,
-    "reduce_and": tf.reduce_all,
-    "reduce_or": tf.reduce_any,
 }
 
 
-@RULES.register(*_REDUCTIONS)
+@RULES.register(*_REDUCTIONS, "reduce_and", "reduce_or")
 def _reduce(lowering: Any, equation: Any, x: Any) -> Any:
     name = equation.primitive.name
     axes = [int(axis) for axis in equation.params["axes"]]
-    if name in ("reduce_and", "reduce_or"):
-        if equation.invars[0].aval.dtype != np.bool_:
-            raise NotLowerable("bitwise reduction; only bool is supported")
+    if x.dtype == tf.bool:
         # As integers, since ONNX reduces numbers only.
-        number = tf.cast(x, tf.int32)
-        reduce = tf.reduce_min if name == "reduce_and" else tf.reduce_max
-        return tf.equal(reduce(number, axis=axes), 1)
-    return _REDUCTIONS[name](x, axis=axes)
+        reduce = tf.reduce_min if name in ("reduce_and", "reduce_min") else tf.reduce_max
+        return tf.equal(reduce(tf.cast(x, tf.int32), axis=axes), 1)
+    if name in ("reduce_and", "reduce_or"):
+        raise NotLowerable("bitwise reduction; only bool is supported")
+    # Cast back, a sum is the same modulo the narrow type's range.
+    wide = tf.cast(x, WIDER.get(x.dtype, x.dtype))
+    return tf.cast(_REDUCTIONS[name](wide, axis=axes), x.dtype)
 
 
 @RULES.register("argmax", "argmin")
 def _argmax(lowering: Any, equation: Any, x: Any) -> Any:
     axes = equation.params["axes"]
+    # ONNX searches numbers only, and not all of them.
+    x = tf.cast(x, tf.int32 if x.dtype == tf.bool else WIDER.get(x.dtype, x.dtype))
     operation = tf.argmax if equation.primitive.name == "argmax" else tf.argmin
     result = operation(x, axis=int(axes[0]), output_type=tf.int64)
     return tf.cast(result, tf.as_dtype(np.dtype(equation.params["index_dtype"])))
