@@ -73,9 +73,13 @@ def verify_parity(
     manifest = bundle.manifest
     names = _chosen_runtimes(manifest, runtimes)
     sizes = _chosen_sizes(manifest, batch_sizes)
-    if steps < 3:
-        raise ParityError(f"steps must be at least 3 to have a reset in the middle, got {steps}")
-    bounds = {**TOLERANCES, **(tolerances or {})}
+    if type(steps) is not int or steps < 3:
+        raise ParityError(
+            f"steps must be an integer of at least 3, to have a reset in the middle, got {steps!r}"
+        )
+    if type(seed) is not int or seed < 0:
+        raise ParityError(f"seed must be an integer of at least 0, got {seed!r}")
+    bounds = {**TOLERANCES, **_checked_tolerances(tolerances)}
     policies = {name: load_policy(bundle, runtime=name) for name in names}
     comparisons: list[Comparison] = []
     for batch_size in sizes:
@@ -113,9 +117,22 @@ def _chosen_runtimes(manifest: Manifest, runtimes: Sequence[str] | None) -> list
 def _chosen_sizes(manifest: Manifest, batch_sizes: Sequence[int]) -> list[int]:
     if manifest.batch_size is not None:
         return [manifest.batch_size]
-    if not batch_sizes or any(size < 1 for size in batch_sizes):
-        raise ParityError(f"batch_sizes must be numbers of at least 1, got {tuple(batch_sizes)}")
-    return list(batch_sizes)
+    sizes = list(batch_sizes) if isinstance(batch_sizes, Sequence) else []
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise ParityError(f"batch_sizes must be a list of integers above 0, got {batch_sizes!r}")
+    return sizes
+
+
+def _checked_tolerances(tolerances: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the caller's bounds; NaN would let everything pass, a typo change nothing."""
+    given = dict(tolerances or {})
+    for name, bound in given.items():
+        if name not in TOLERANCES or not 0 <= bound < float("inf"):
+            raise ParityError(
+                f"tolerances: {name!r} is {bound!r}; expected numbers of at least 0 for some of "
+                f"{list(TOLERANCES)}"
+            )
+    return given
 
 
 def _reference(

@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from serving.manifest import Artefact, Manifest, metadata_from
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 SAVED_MODEL_FLAVOURS = ("portable", "xla")
+STABLEHLO_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+LOWEST_OPSET = 7
+"""The oldest that ONNX Runtime reads."""
+HIGHEST_OPSET = 18
+"""The newest that tf2onnx writes."""
 
 _GOLDEN_STEPS = 64
 _GOLDEN_ROWS = 2
@@ -83,7 +90,11 @@ def export_policy(
         >>> [port.name for port in bundle.manifest.action_ports]
         ['action']
     """
-    _check_choices(formats, saved_model_flavours, control_rate_hz)
+    _check_choices("formats", formats, FORMATS)
+    _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
+    _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
+    _check_opset(opset)
+    control_rate_hz = _checked_rate(control_rate_hz)
     described = metadata_from(metadata)
     with BundleWriter(path, overwrite=overwrite) as writer:
         step = build_step(
@@ -203,20 +214,26 @@ def onnx_metadata(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _check_choices(
-    formats: Sequence[str], flavours: Sequence[str], control_rate_hz: float | None
-) -> None:
-    for what, given, known in (
-        ("formats", formats, FORMATS),
-        ("saved_model_flavours", flavours, SAVED_MODEL_FLAVOURS),
-    ):
-        unknown = [item for item in given if item not in known]
-        if isinstance(given, str) or unknown or not given:
-            raise ExportError(f"{what} must be one or more of {known}, got {given!r}")
-    if control_rate_hz is not None and not (0 < control_rate_hz < float("inf")):
+def _check_choices(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    fits = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    if not fits or any(item not in known for item in given):
+        raise ExportError(f"{what} must be a list of one or more of {known}, got {given!r}")
+
+
+def _check_opset(opset: int) -> None:
+    if type(opset) is not int or not LOWEST_OPSET <= opset <= HIGHEST_OPSET:
         raise ExportError(
-            f"control_rate_hz must be a positive number in hertz, got {control_rate_hz}"
+            f"opset must be an integer from {LOWEST_OPSET} to {HIGHEST_OPSET}, got {opset!r}"
         )
+
+
+def _checked_rate(rate_hz: Any) -> float | None:
+    if rate_hz is None:
+        return None
+    is_number = isinstance(rate_hz, Real) and not isinstance(rate_hz, bool)
+    if not is_number or not 0 < float(rate_hz) < float("inf"):
+        raise ExportError(f"control_rate_hz must be a positive number in hertz, got {rate_hz!r}")
+    return float(rate_hz)
 
 
 def _require(package: str) -> None:

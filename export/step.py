@@ -98,8 +98,10 @@ def build_step(
     Raises:
         ExportError: The network or the observation does not allow an export; the message says why.
     """
-    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
-        raise ObservationSpecError(f"batch_size must be None or at least 1, got {batch_size}")
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise ObservationSpecError(
+            f"batch_size must be None or an integer of at least 1, got {batch_size!r}"
+        )
     observation = observation_spec(observation)
     reference, copy = reference_copy(network), export_copy(network)
     layout = align(reference.initialize_state(1), copy.initialize_state(1))

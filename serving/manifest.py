@@ -140,8 +140,13 @@ def metadata_from(values: Mapping[str, Any] | None) -> Metadata:
     Raises:
         BundleError: if a known field has a value of the wrong type, or a value is not JSON.
     """
+    if values is not None and not isinstance(values, Mapping):
+        raise BundleError("metadata", f"expected a mapping, got {type(values).__name__}")
     known = set(Metadata.__struct_fields__)
-    plain = {str(key): _to_json(value, str(key)) for key, value in (values or {}).items()}
+    try:
+        plain = {str(key): _to_json(value, str(key)) for key, value in (values or {}).items()}
+    except RecursionError as error:
+        raise BundleError("metadata", "is nested too deeply, or within itself") from error
     extra = plain.pop("extra", {})
     if not isinstance(extra, dict):
         raise BundleError("metadata", f"extra: expected a mapping, got {type(extra).__name__}")

@@ -125,3 +125,21 @@ def test_the_network_is_the_same_after_a_comparison(exported):
 
 def _arrays(network):
     return [without_key_type(x) for x in jax.tree.leaves(nnx.split(network)[1])]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tolerances": {"onnx": float("nan")}}, "tolerances: 'onnx' is nan"),
+        ({"tolerances": {"onnx": -1.0}}, "tolerances: 'onnx' is -1.0"),
+        ({"tolerances": {"onxx": 1.0}}, "tolerances: 'onxx'"),
+        ({"batch_sizes": (0,)}, "batch_sizes"),
+        ({"steps": 2}, "steps"),
+        ({"seed": -1}, "seed"),
+        ({"runtimes": ["tflite"]}, "runtimes"),
+    ],
+)
+def test_a_comparison_that_would_prove_nothing_is_refused(exported, options, message):
+    case = exported("mlp")
+    with pytest.raises(ParityError, match=message):
+        verify_parity(case.bundle, case.network, write=False, **{"steps": 5, **options})

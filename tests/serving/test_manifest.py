@@ -252,6 +252,10 @@ def test_metadata_sorts_known_fields_from_extra_ones_and_makes_arrays_plain():
     assert metadata_from(None).extra == {}
 
 
+WITHIN_ITSELF: dict[str, object] = {}
+WITHIN_ITSELF["again"] = WITHIN_ITSELF
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -260,6 +264,7 @@ def test_metadata_sorts_known_fields_from_extra_ones_and_makes_arrays_plain():
         ({"extra": 3}, "extra: expected a mapping"),
         ({"model": object()}, "model: object cannot be stored"),
         ({"a": {"b": [1, {2}]}}, "a.b.1: set cannot be stored"),
+        (WITHIN_ITSELF, "nested too deeply, or within itself"),
     ],
 )
 def test_metadata_that_cannot_be_stored_is_refused(values, message):
