@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import tensorflow as tf
 import tf2onnx
 from onnx import helper
@@ -33,7 +34,8 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
 
     Raises:
         UnsupportedOperationError: An operation has no rule.
-        ExportError: The result does not pass ONNX's full check or uses anything beyond it.
+        ExportError: The result does not pass ONNX's full check, uses anything beyond it, or is not
+            run by ONNX Runtime.
     """
 
     def positional(*inputs: Any) -> tuple[Any, ...]:
@@ -157,3 +159,19 @@ def _check(model: onnx.ModelProto) -> None:
             raise ExportError(f"node {node.name} ({node.op_type}) is outside the standard domain")
         if node.op_type.startswith("Random"):
             raise ExportError(f"node {node.name} ({node.op_type}) draws random numbers")
+    _check_loads(model)
+
+
+def _check_loads(model: onnx.ModelProto) -> None:
+    """Refuse what is valid ONNX but has no kernel, such as Erf of float64."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise ExportError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot run the model: {error}. Compute that "
+            "in float32 or int32, or export only: stablehlo, saved_model"
+        ) from error

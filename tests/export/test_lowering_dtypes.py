@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jp
 import numpy as np
 import pytest
 from jax import lax
 from lowered import assert_same_everywhere
 
-from export import UnsupportedOperationError
+from export import ExportError, UnsupportedOperationError
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 
@@ -88,6 +89,11 @@ def test_bfloat16_is_refused_where_it_computes_but_not_as_a_constant():
     assert_same_everywhere(lambda x: x * weights.astype(jp.float32), x)
     with pytest.raises(UnsupportedOperationError, match="bfloat16"):
         assert_same_everywhere(lambda x: (x.astype(jp.bfloat16) * weights).astype(jp.float32), x)
+
+
+def test_an_operation_that_onnxruntime_has_no_kernel_for_is_refused():
+    with jax.enable_x64(True), pytest.raises(ExportError, match="cannot run the model.*Atan"):
+        assert_same_everywhere(jp.arctan, np.ones((1, 3)))
 
 
 def test_what_tensorflow_refuses_names_primitive_and_line():
