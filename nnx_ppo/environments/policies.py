@@ -146,7 +146,7 @@ def make_memoryless_policy(
     observation_size: int,
     action_size: int,
     rngs: nnx.Rngs,
-    hidden_sizes: Sequence[int] = (90, 90),
+    hidden_sizes: Sequence[int] = (94, 94),
     entropy_weight: float = ENTROPY_WEIGHT,
     min_std: float = MIN_STD,
 ) -> Sequential:
