@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nnx_ppo.algorithms.factory_record import FactoryRecord
 
 DEFAULT_NETWORK = "nnx_ppo.networks.factories:make_mlp_actor_critic"
-DEFAULT_HIDDEN_SIZES = [64, 64]
+DEFAULT_HIDDEN_SIZES = [128, 128]
 METRICS_FILE = "metrics.jsonl"
 RETURN = "eval/episode_reward/mean"
 # Arguments of a network factory that the environment knows.
