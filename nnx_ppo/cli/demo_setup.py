@@ -10,7 +10,7 @@ ENVIRONMENT = "swing_up_delayed"
 GRAPH = "nnx_ppo.environments.policies:make_delayed_graph_policy"
 MEMORYLESS = "nnx_ppo.environments.policies:make_memoryless_policy"
 
-TOTAL_STEPS = 4_000_000
+TOTAL_STEPS = 3_000_000
 SEED = 17
 
 
@@ -26,7 +26,7 @@ def demo_config(total_steps: int, seed: int, episode_length: int) -> "TrainConfi
 
     config = TrainConfig(seed=seed, checkpoint_every_steps=max(1, total_steps // 4))
     config.ppo = dataclasses.replace(
-        config.ppo, total_steps=total_steps, learning_rate=5e-4, gradient_clipping=1.0
+        config.ppo, total_steps=total_steps, learning_rate=3e-4, gradient_clipping=1.0
     )
     config.eval = dataclasses.replace(
         config.eval, max_episode_length=episode_length, every_steps=max(1, total_steps // 10)
