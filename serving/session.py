@@ -177,7 +177,10 @@ class Session:
         if not isinstance(carry, Mapping):
             raise CarryError(f"{where}: expected a dict by port name, got {type(carry).__name__}")
         # Copied first: an array given here may be changed by another thread while it is checked.
-        arrays = {name: np.array(value) for name, value in carry.items()}
+        try:
+            arrays = {name: np.array(value) for name, value in carry.items()}
+        except (ValueError, TypeError) as error:
+            raise CarryError(f"{where}: a value is no array of numbers: {error}") from error
         if self.batch_size is None:
             for name, array in arrays.items():
                 if name in expected and array.shape == (1, *expected[name][0]):
@@ -191,7 +194,12 @@ class Session:
         """Returns an index of the first axis that selects the rows asked for."""
         if rows is None:
             return slice(None)
-        chosen = np.asarray(rows)
+        try:
+            chosen = np.asarray(rows)
+        except ValueError as error:
+            raise CarryError(
+                f"rows: {error}; expected a boolean mask of length {self._rows} or row numbers"
+            ) from error
         if chosen.ndim == 1 and chosen.size == 0 and not isinstance(rows, np.ndarray):
             return slice(0)
         if chosen.dtype == np.bool_:

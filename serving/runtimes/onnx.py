@@ -8,7 +8,7 @@ from typing import Any
 import onnxruntime
 
 from serving.bundle import Bundle
-from serving.errors import BundleError
+from serving.errors import BundleError, ServingError
 from serving.manifest import Manifest
 from serving.runtimes.base import (
     Runtime,
@@ -27,6 +27,8 @@ _DTYPES = {
     "tensor(double)": "float64",
     **{f"tensor({sign}int{n})": f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)},
 }
+
+MAX_THREADS = 1024
 
 _QUIET = 4  # fatal messages only; every failure reaches the caller as an exception anyway
 
@@ -76,6 +78,10 @@ class ArtefactRuntime(Runtime):
 
     def __init__(self, bundle: Bundle, artefact: str, *, threads: int = 1) -> None:
         super().__init__(bundle, artefact)
+        if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+            raise ServingError(
+                f"threads is {threads!r}, expected an integer from 1 to {MAX_THREADS}"
+            )
         # The checked bytes and not the path: a file replaced since then is never loaded.
         model = bundle.artefact_bytes(artefact)
         self._check_weights(model)

@@ -79,6 +79,12 @@ def test_an_unknown_option_is_refused_listing_the_known_ones(bundle_path):
         load_policy(bundle_path, device="gpu")
 
 
+@pytest.mark.parametrize("threads", [-5, 0, 10**12])
+def test_a_number_of_threads_that_cannot_be_is_refused(bundle_path, threads):
+    with pytest.raises(ServingError, match=f"threads is {threads}, expected an integer from 1"):
+        load_policy(bundle_path, threads=threads)
+
+
 def test_threads_do_not_change_the_result(bundle_path, leaky):
     observation = leaky.tree(leaky.observe(np.random.default_rng(0), 8))
     one = load_policy(bundle_path).session(batch_size=8).step(observation)

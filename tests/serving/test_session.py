@@ -282,6 +282,7 @@ def test_resetting_no_row_changes_nothing(policy):
         (["a"], "<U1 of shape"),
         ([[0], [1]], r"int64 of shape \(2, 1\)"),
         (np.zeros(0), "float64 of shape"),
+        ([[0], 1], "inhomogeneous shape"),
     ],
 )
 def test_rows_that_do_not_exist_are_refused(policy, rows, message):
@@ -324,6 +325,7 @@ def test_one_robot_takes_a_carry_with_or_without_a_batch_axis_of_one(policy):
         (lambda c: {**c, "carry.total": np.zeros((3, 1), "f4")}, r"has shape \(3, 1\)"),
         (lambda c: {**c, "carry.total": np.zeros(1, "f4")}, r"has shape \(1,\)"),
         (lambda c: [1], "expected a dict by port name, got list"),
+        (lambda c: {**c, "carry.total": [[1.0], 2.0]}, "a value is no array of numbers"),
     ],
 )
 def test_a_carry_that_does_not_fit_is_refused_as_a_whole(policy, change, message):
