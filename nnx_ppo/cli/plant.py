@@ -46,5 +46,13 @@ class EnvironmentPlant:
         return observation, float(sum(jax.tree.leaves(reward))), ended
 
     def compile(self, action: Any) -> None:
-        """Compile both functions, so that the first step is as fast as the rest."""
-        self._step(self._reset(self._keys), action)
+        """Compile everything that an episode calls, so that its first steps are as fast as the rest.
+
+        A state that `step` returned may differ from a fresh one in ways that make JAX compile
+        `step` again (weak types), so it takes two steps to have met both.
+        """
+        keys = self._keys
+        self.reset()
+        self.step(action)
+        self.step(action)
+        self._keys, self._state, self._steps = keys, None, 0
