@@ -46,7 +46,7 @@ class EnvironmentPlant:
         return observation, float(sum(jax.tree.leaves(reward))), ended
 
     def compile(self, action: Any) -> None:
-        """Compile everything that an episode calls, so that its first steps are as fast as the rest.
+        """Compile all that an episode calls, so that its first steps are as fast as the rest.
 
         A state that `step` returned may differ from a fresh one in ways that make JAX compile
         `step` again (weak types), so it takes two steps to have met both.
