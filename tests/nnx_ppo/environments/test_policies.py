@@ -46,9 +46,7 @@ def test_the_graph_has_a_self_connection_and_delays_of_one_to_three_steps() -> N
 
 
 def test_what_rests_is_no_motion_at_first() -> None:
-    graph = with_recording(
-        make_motion_graph(4, 2, nnx.Rngs(1), hidden_size=8, sensor_features=16, efference_copy=True)
-    )
+    graph = with_recording(make_motion_graph(4, 2, nnx.Rngs(1), hidden_size=8, sensor_features=16))
 
     def motion_after(readings: list[float]) -> np.ndarray:
         carry = graph.initialize_state(1)
