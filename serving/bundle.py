@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def read_bundle(path: str | Path) -> Bundle:
     Raises:
         BundleError: naming the file and the reason.
     """
-    root = Path(path)
+    root = to_path(path)
     if not root.is_dir():
         found = "is not a directory" if root.exists() else "does not exist"
         raise BundleError(root, f"{found}; expected the directory of a bundle")
@@ -113,6 +114,17 @@ def read_bundle(path: str | Path) -> Bundle:
     golden = decode_tensors(contents[GOLDEN_FILE], root / GOLDEN_FILE)
     check_recordings(manifest, initial_carry, golden, root)
     return Bundle(root, manifest, initial_carry, golden)
+
+
+def to_path(path: Any) -> Path:
+    """Returns what a caller gave as the name of a directory as a `Path`.
+
+    Raises:
+        BundleError: if it is neither text nor a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise BundleError(repr(path), f"is a {type(path).__name__}, expected a str or a Path")
+    return Path(path)
 
 
 def check_recordings(

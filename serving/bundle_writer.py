@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 
 from serving import files
-from serving.bundle import Bundle, check_recordings, read_bundle
+from serving.bundle import Bundle, check_recordings, read_bundle, to_path
 from serving.errors import BundleError
 from serving.manifest import (
     GOLDEN_FILE,
@@ -25,9 +24,11 @@ from serving.manifest import (
     Manifest,
 )
 from serving.manifest_json import encode_manifest
+from serving.partials import Partial, remove_abandoned
 from serving.tensors import encode_tensors
 
 _CHUNK = 1024 * 1024
+_EXISTS = "exists already; choose another target or ask for it to be overwritten"
 
 
 class BundleWriter:
@@ -50,9 +51,9 @@ class BundleWriter:
     """
 
     def __init__(self, target: str | Path, *, overwrite: bool = False) -> None:
-        self.target = Path(os.path.abspath(target))
+        self.target = Path(os.path.abspath(to_path(target)))
         self._overwrite = overwrite
-        self._path: Path | None = None
+        self._partial: Partial | None = None
         self._parents: list[Path] = []
         self._committed = False
 
@@ -63,27 +64,28 @@ class BundleWriter:
         Raises:
             BundleError: outside the context or after `commit`.
         """
-        if self._path is None:
+        if self._partial is None:
             raise BundleError(self.target, "is not being written: use the writer as a context")
-        return self._path
+        return self._partial.path
 
     def __enter__(self) -> BundleWriter:
         """Makes the temporary directory, so that a target that cannot be written fails at once.
 
+        Removes what a killed writer to the same target has left.
+
         Raises:
             BundleError: if the target exists and may not be replaced, or cannot be written.
         """
+        remove_abandoned(self.target)
         self._check_target()
-        path = files.sibling(self.target)
         try:
             self._parents = files.make_parents(self.target.parent)
-            path.mkdir()
-        except OSError as error:
+            self._partial = Partial(self.target, directory=True)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             files.remove_empty(self._parents)
             raise BundleError(
                 self.target, f"cannot be written: {error}; choose another target"
             ) from error
-        self._path = path
         self._committed = False
         return self
 
@@ -94,11 +96,11 @@ class BundleWriter:
         traceback: TracebackType | None,
     ) -> None:
         """Removes what was written unless it was committed."""
-        if self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
+        if self._partial is not None:
+            self._partial.remove()
         if not self._committed:
             files.remove_empty(self._parents)
-        self._path = None
+        self._partial = None
 
     def commit(
         self,
@@ -140,11 +142,15 @@ class BundleWriter:
             bundle = read_bundle(root)
             files.sync_tree(root)
             self._check_target()
-            files.replace_directory(root, self.target)
+            files.move_directory(root, self.target, replace=self._overwrite)
+        except FileExistsError as error:
+            raise BundleError(self.target, _EXISTS) from error
         except OSError as error:
             raise BundleError(self.target, f"cannot be written: {error}") from error
         self._committed = True
-        self._path = None
+        if self._partial is not None:
+            self._partial.close()
+            self._partial = None
         return Bundle(self.target, bundle.manifest, bundle.initial_carry, bundle.golden)
 
     def _check_target(self) -> None:
@@ -152,9 +158,7 @@ class BundleWriter:
         if not os.path.lexists(target):
             return
         if not self._overwrite:
-            raise BundleError(
-                target, "exists already; choose another target or ask for it to be overwritten"
-            )
+            raise BundleError(target, _EXISTS)
         # overwrite=True given the wrong path must not cost anyone a directory of other things.
         is_directory = target.is_dir() and not target.is_symlink()
         if not is_directory or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):

@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 import sys
 from pathlib import Path
+
+from serving.partials import REPLACED, Partial, sibling
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -23,19 +24,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         OSError: if the file cannot be written.
     """
-    partial = sibling(path)
+    partial = Partial(path, directory=False)
     try:
-        partial.write_bytes(data)
-        sync(partial)
-        os.replace(partial, path)
+        partial.path.write_bytes(data)
+        sync(partial.path)
+        os.replace(partial.path, path)
         sync(path.parent)
     finally:
-        partial.unlink(missing_ok=True)
-
-
-def sibling(path: Path) -> Path:
-    """Returns a hidden, unused name in the directory of `path`."""
-    return path.parent / f".{path.name}.{secrets.token_hex(6)}.partial"
+        partial.remove()
 
 
 def sync(path: Path) -> None:
@@ -59,29 +55,46 @@ def sync_tree(root: Path) -> None:
         sync(Path(directory))
 
 
-def replace_directory(source: Path, target: Path) -> None:
-    """Moves the directory `source` to `target`, replacing a directory that is there.
+def move_directory(source: Path, target: Path, *, replace: bool) -> None:
+    """Moves the directory `source` to `target`, or in the place of the directory that is there.
 
     On Linux the two are exchanged in one step, so that a reader finds the old or the new one at any
     time. Where that is not possible the old one is moved aside first and moved back on a failure.
 
+    Args:
+        source: a directory on the same file system.
+        target: the name it gets.
+        replace: whether a directory that is there, empty or not, may be replaced.
+
     Raises:
+        FileExistsError: if there is one and it may not.
         OSError: if the move fails; `target` is then as it was.
     """
-    if not target.exists():
+    try:
         os.rename(source, target)
-    elif _exchange(source, target):
-        shutil.rmtree(source)
-    else:
-        old = sibling(target)
-        os.rename(target, old)
-        try:
-            os.rename(source, target)
-        except OSError:
-            os.rename(old, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        shutil.rmtree(old)
+        if not replace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+        _replace_directory(source, target)
     sync(target.parent)
+
+
+def _replace_directory(source: Path, target: Path) -> None:
+    if _exchange(source, target):
+        old = source
+    else:
+        old = sibling(target, REPLACED)
+        try:
+            os.rename(target, old)
+            os.rename(source, target)
+        except BaseException:  # an interrupt must not cost the old one either
+            if old.exists() and not os.path.lexists(target):
+                os.rename(old, target)
+            raise
+    # The new one is in place: what cannot be removed of the old one is left to the next writer.
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def make_parents(directory: Path) -> list[Path]:
@@ -98,7 +111,7 @@ def make_parents(directory: Path) -> list[Path]:
     made: list[Path] = []
     try:
         for path in reversed(missing):
-            path.mkdir()
+            path.mkdir(exist_ok=True)
             made.insert(0, path)
     except OSError:
         remove_empty(made)

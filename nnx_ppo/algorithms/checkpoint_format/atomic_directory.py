@@ -3,10 +3,10 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +25,14 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     Everything is on the disk before the one rename that makes it ``target``. A directory that is
     there already is replaced in the same rename, where the system can exchange two names (Linux
     and macOS on their usual file systems), and otherwise removed just before. After an exception
-    the new directory is removed.
+    the new directory is removed; after a kill the next writer in the same parent removes it.
 
     Args:
         target: The directory to create or replace. Parents are created.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(target.parent)
-    owner = f"{socket.gethostname()}-{os.getpid()}"
-    temporary = target.parent / f".{target.name}{TEMPORARY_MARK}{owner}-{secrets.token_hex(4)}"
-    temporary.mkdir()
+    temporary, lock = _locked_sibling(target)
     try:
         yield temporary
         for directory, _, files in os.walk(temporary):
@@ -49,24 +47,71 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     finally:
         # Half written after an exception, or what stood in target's place before.
         shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
 def remove_directory(directory: Path) -> None:
     """Removes a directory so that a kill half way leaves no half of it under its name."""
-    doomed = directory.parent / (
-        f".{directory.name}{TEMPORARY_MARK}{socket.gethostname()}-{os.getpid()}"
-        f"-{secrets.token_hex(4)}"
-    )
+    doomed = _sibling(directory)
     os.rename(directory, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes what processes of this machine left half written when they were killed."""
-    for path in parent.glob(f".*{TEMPORARY_MARK}{socket.gethostname()}-*"):
-        process_id = path.name.rsplit("-", 2)[1]
-        if process_id.isdigit() and not _is_running(int(process_id)):
-            shutil.rmtree(path, ignore_errors=True)
+    """Removes what processes left half written when they were killed.
+
+    The lock on a directory that is being written ends with its writer, on whichever machine and in
+    whichever container that ran. What cannot be locked, for lack of locks, stays.
+    """
+    for path in parent.glob(f".*{TEMPORARY_MARK}*"):
+        with contextlib.suppress(OSError):
+            lock = _lock(path)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked_sibling(target: Path) -> tuple[Path, int | None]:
+    while True:
+        temporary = _sibling(target)
+        temporary.mkdir()
+        try:
+            lock = _lock(temporary)
+        except OSError:
+            return temporary, None
+        # Between its creation and its lock another process may have taken it for a leftover.
+        if lock is not None:
+            return temporary, lock
+
+
+def _sibling(target: Path) -> Path:
+    return target.parent / f".{target.name}{TEMPORARY_MARK}{secrets.token_hex(8)}"
+
+
+def _lock(directory: Path) -> int | None:
+    """Returns a descriptor that holds the lock; None if another has it or the directory is gone.
+
+    Raises:
+        OSError: This file system has no locks.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The name may have gone, or to another directory, before the lock was had.
+        if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _replace(new: Path, old: Path) -> None:
@@ -103,13 +148,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_running(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

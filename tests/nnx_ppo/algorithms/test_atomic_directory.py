@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -57,29 +58,82 @@ def test_an_exception_keeps_the_existing_directory(tmp_path):
     assert _names(tmp_path) == ["target"]
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
-    script = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from nnx_ppo.algorithms.checkpoint_format.atomic_directory import atomic_directory\n"
-        "with atomic_directory(Path(sys.argv[1]) / 'target') as temporary:\n"
-        "    (temporary / 'file').write_text('half')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+WRITER = """
+import sys
+from pathlib import Path
+from nnx_ppo.algorithms.checkpoint_format.atomic_directory import atomic_directory
+with atomic_directory(Path(sys.argv[1]) / "target") as temporary:
+    (temporary / "file").write_text("half")
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _start_writer(directory):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-    assert result.returncode == -signal.SIGKILL
-    (left,) = _names(tmp_path)
-    assert left.startswith(".target.writing-")
-    remove_leftovers(tmp_path)
-    assert _names(tmp_path) == []
+    assert writer.stdout.readline() == b"writing\n"
+    return writer
 
 
-def test_what_a_running_process_writes_is_left_alone(tmp_path):
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    with _start_writer(tmp_path) as writer:
+        (left,) = _names(tmp_path)
+        assert left.startswith(".target.writing-")
+        writer.kill()
+    assert writer.returncode == -signal.SIGKILL
+    assert _names(tmp_path) == [left]
+    with atomic_directory(tmp_path / "other"):
+        assert left not in _names(tmp_path)
+    assert _names(tmp_path) == ["other"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    with _start_writer(tmp_path) as writer:
+        remove_leftovers(tmp_path)
+        assert len(_names(tmp_path)) == 1
+        writer.stdin.close()
+    assert writer.returncode == 0
+    assert (tmp_path / "target" / "file").read_text() == "half"
+    assert _names(tmp_path) == ["target"]
+
+
+def test_what_this_process_writes_is_left_alone(tmp_path):
     with atomic_directory(tmp_path / "target"):
         before = _names(tmp_path)
-        assert str(os.getpid()) in before[0]
         remove_leftovers(tmp_path)
         assert _names(tmp_path) == before
+
+
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.EBADF])
+def test_without_locks_nothing_is_removed(tmp_path, monkeypatch, code):
+    def refuse(descriptor, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    (tmp_path / ".old.writing-0123").mkdir()
+    with atomic_directory(tmp_path / "target") as temporary:
+        (temporary / "file").write_text("text")
+    assert _names(tmp_path) == [".old.writing-0123", "target"]
+
+
+def test_a_directory_taken_for_a_leftover_before_its_lock_is_made_again(tmp_path, monkeypatch):
+    real, taken = module._lock, []
+
+    def lose_the_first(directory):
+        if not taken:
+            taken.append(directory)
+            directory.rmdir()
+        return real(directory)
+
+    monkeypatch.setattr(module, "_lock", lose_the_first)
+    with atomic_directory(tmp_path / "target") as temporary:
+        assert temporary != taken[0]
+        (temporary / "file").write_text("text")
+    assert _names(tmp_path) == ["target"]
 
 
 def test_removal_leaves_no_half(tmp_path):
