@@ -1,7 +1,8 @@
 """Parses the command line, runs one subcommand, and turns what happens into an exit status.
 
 Exit status: 0 done; 1 the finding that was asked for (parity failed, self-test failed, deadline
-budget missed); 2 wrong use or an error, with one line on standard error; 130 interrupted.
+budget missed); 2 wrong use or an error, with one line on standard error; 130 interrupted, 143
+terminated, 129 hung up, each after what was half written has been removed.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import NoReturn
 from nnx_ppo import __version__
 from nnx_ppo.cli.errors import describe, explains_itself
 from nnx_ppo.cli.output import Output
+from nnx_ppo.cli.signals import Ended, ending_signals_raise
 
 DONE, FINDING, ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -62,11 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _build_parser(name).parse_args(argv)
         output = Output(as_json=arguments.json)
         # What a library prints to standard output must not get into the result.
-        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            warnings.catch_warnings(),
+            ending_signals_raise(),
+        ):
             warnings.showwarning = lambda message, *_: output.note(f"{prog}: warning: {message}")
             return arguments.run(arguments, output)
     except SystemExit as stop:  # argparse's way to end, after --help, --version or its own error
         return stop.code if isinstance(stop.code, int) else ERROR
+    except Ended as ended:
+        print(f"{prog}: ended by {ended.name}", file=sys.stderr)
+        return ended.status
     except KeyboardInterrupt:
         print(f"\n{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
