@@ -57,6 +57,11 @@ class ObservationWriter:
 
     def _write_leaf(self, value: Any, name: str, target: np.ndarray) -> None:
         if isinstance(value, np.ndarray) or _is_foreign_array(value):
+            if isinstance(value, np.ma.MaskedArray):
+                raise ObservationError(
+                    f"{name}: is a masked array, and an observation has no mask; give its masked "
+                    "elements a value with .filled(...)"
+                )
             value = np.asarray(value)
             if value.dtype != target.dtype:
                 raise ObservationError(

@@ -34,6 +34,7 @@ class Session:
         self.batch_size = batch_size
         self._rows = 1 if batch_size is None else batch_size
         self._initial = bundle.initial_carry
+        self._check_finite = check_finite
         self._step = step
         self._lock = threading.Lock()
         self._steps = 0
@@ -116,7 +117,8 @@ class Session:
 
         Setting it copies the given arrays in. Without a batch axis, arrays with a leading axis of
         one are taken too. Raises CarryError, and changes nothing, if a name, shape or dtype is
-        another.
+        another, if an array is masked, or if a value is not finite where the carry of a fresh
+        environment is (not checked in a session made with `check_finite=False`).
         """
         with self._lock:
             ports = zip(self.manifest.carry_ports, self._views(self._step.carry), strict=True)
@@ -148,14 +150,15 @@ class Session:
             )
         try:
             write_atomically(file, data)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise CarryError(f"{file}: cannot be written: {error}") from error
 
     def restore_carry(self, path: str | Path) -> None:
         """Takes over a carry that `save_carry` wrote, from a session with as many rows.
 
         Raises:
-            CarryError: if the file cannot be read or does not fit; nothing is changed then.
+            CarryError: if the file cannot be read or does not fit, or holds values that `carry`
+                cannot be set to; nothing is changed then.
         """
         file = Path(path)
         expected = self._rows * byte_count(self.manifest.carry_ports)
@@ -163,7 +166,7 @@ class Session:
             if (size := file.stat().st_size) > expected + _HEADER_BYTES:
                 raise CarryError(f"{file}: {size} bytes, but the carry takes {expected}")
             data = file.read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise CarryError(f"{file}: cannot be read: {error}") from error
         self._set_carry(decode_tensors(data, file, _carry_error), file)
 
@@ -176,6 +179,12 @@ class Session:
         expected = port_shapes(ports, () if self.batch_size is None else (self._rows,))
         if not isinstance(carry, Mapping):
             raise CarryError(f"{where}: expected a dict by port name, got {type(carry).__name__}")
+        for name, value in carry.items():
+            if isinstance(value, np.ma.MaskedArray):
+                raise CarryError(
+                    f"{where}: {name!r} is a masked array, and a carry has no mask; give its "
+                    "masked elements a value with .filled(...)"
+                )
         # Copied first: an array given here may be changed by another thread while it is checked.
         try:
             arrays = {name: np.array(value) for name, value in carry.items()}
@@ -186,9 +195,26 @@ class Session:
                 if name in expected and array.shape == (1, *expected[name][0]):
                     arrays[name] = array.reshape(expected[name][0])
         check_tensors(arrays, expected, where, _carry_error)
+        if self._check_finite:
+            for port in ports:
+                self._refuse_non_finite(port.name, arrays[port.name], where)
         with self._lock:
             for target, port in zip(self._step.carry, ports, strict=True):
                 target[...] = arrays[port.name]
+
+    def _refuse_non_finite(self, name: str, array: np.ndarray, where: str | Path) -> None:
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            return
+        # A running minimum starts at infinity, say: what a fresh carry holds is no accident.
+        initial = np.broadcast_to(self._initial[name], array.shape)
+        as_initial = (array == initial) | (np.isnan(array) & np.isnan(initial))
+        wrong = np.argwhere(~np.isfinite(array) & ~as_initial)
+        if wrong.size:
+            index = tuple(int(i) for i in wrong[0])
+            raise CarryError(
+                f"{where}: {name!r} is {array[index]} at index {list(index)}; every later action "
+                "would suffer from it. Give a finite carry, or reset the session"
+            )
 
     def _choose(self, rows: Any) -> Any:
         """Returns an index of the first axis that selects the rows asked for."""

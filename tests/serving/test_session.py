@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from serving import (
+    BundleWriter,
     CarryError,
     ObservationError,
     Policy,
@@ -132,6 +133,10 @@ BAD = {
     "NaN": (
         arm(position=np.array([1, np.nan, 1], np.float32)),
         r"obs.arm.position: nan at index \[1\]",
+    ),
+    "mask": (
+        arm(position=np.ma.masked_less(np.array([1, 2, 3], np.float32), 2)),
+        r"obs.arm.position: is a masked array.*\.filled",
     ),
     "infinity": ({**GOOD, "goal": float("-inf")}, r"obs.goal: -inf at index \[\]"),
     "too large for float32": ({**GOOD, "goal": 1e300}, "obs.goal: inf at index"),
@@ -326,6 +331,18 @@ def test_one_robot_takes_a_carry_with_or_without_a_batch_axis_of_one(policy):
         (lambda c: {**c, "carry.total": np.zeros(1, "f4")}, r"has shape \(1,\)"),
         (lambda c: [1], "expected a dict by port name, got list"),
         (lambda c: {**c, "carry.total": [[1.0], 2.0]}, "a value is no array of numbers"),
+        (
+            lambda c: {**c, "carry.total": np.array([[1.0], [np.nan]], "f4")},
+            r"'carry.total' is nan at index \[1, 0\]",
+        ),
+        (
+            lambda c: {**c, "carry.total": np.array([[-np.inf], [0.0]], "f4")},
+            r"'carry.total' is -inf at index \[0, 0\]",
+        ),
+        (
+            lambda c: {**c, "carry.total": np.ma.masked_less(c["carry.total"], 9)},
+            r"'carry.total' is a masked array.*\.filled",
+        ),
     ],
 )
 def test_a_carry_that_does_not_fit_is_refused_as_a_whole(policy, change, message):
@@ -335,6 +352,52 @@ def test_a_carry_that_does_not_fit_is_refused_as_a_whole(policy, change, message
     with pytest.raises(CarryError, match=message):
         session._set_carry(change(moved), "carry")
     assert bits(session.carry) == before
+
+
+def test_what_is_not_finite_in_a_fresh_carry_may_be_so_in_any(leaky, tmp_path):
+    initial = {
+        "carry.count": np.array(0, np.int32),
+        "carry.hidden": np.array([np.inf, np.nan, 0.0], np.float32),
+        "carry.total": np.zeros(1, np.float32),
+    }
+    with BundleWriter(tmp_path / "policy") as writer:
+        (writer.path / "onnx").mkdir()
+        (writer.path / "onnx" / "policy.onnx").write_bytes(leaky.onnx_model().SerializeToString())
+        writer.commit(leaky.manifest(), initial, leaky.golden())
+    session = load_policy(tmp_path / "policy").session(batch_size=2)
+    fresh = session.carry
+    session.carry = fresh
+    assert bits(session.carry) == bits(fresh)
+    for index, value in [((0, 0), -np.inf), ((1, 1), np.inf), ((1, 2), np.inf)]:
+        changed = {name: array.copy() for name, array in fresh.items()}
+        changed["carry.hidden"][index] = value
+        with pytest.raises(CarryError, match=f"{value} at index \\[{index[0]}, {index[1]}\\]"):
+            session.carry = changed
+
+
+def test_a_session_that_checks_nothing_takes_any_carry(policy):
+    session = policy.session(check_finite=False)
+    session.carry = {**session.carry, "carry.total": np.array([np.nan], np.float32)}
+    assert np.isnan(session.carry["carry.total"]).all()
+
+
+def test_a_saved_carry_that_is_not_finite_is_not_restored(policy, tmp_path):
+    session, other = policy.session(check_finite=False), policy.session()
+    session.step({**GOOD, "goal": float("nan")})
+    session.save_carry(tmp_path / "carry")
+    before = bits(other.carry)
+    with pytest.raises(CarryError, match="carry: 'carry.total' is nan"):
+        other.restore_carry(tmp_path / "carry")
+    assert bits(other.carry) == before
+
+
+def test_a_name_that_no_file_can_have_is_one_clear_error(policy, tmp_path):
+    session = policy.session()
+    with pytest.raises(CarryError, match="cannot be written: .*null"):
+        session.save_carry(str(tmp_path / "a\0b"))
+    with pytest.raises(CarryError, match="cannot be read: .*null"):
+        session.restore_carry(str(tmp_path / "a\0b"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_carry_continues_in_another_session(policy, leaky, tmp_path):
