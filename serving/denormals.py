@@ -13,11 +13,13 @@ import ctypes
 import platform
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 # Word of C's fenv_t that holds the control register, and the bits that flush, for both C libraries
-# of Linux. x86-64: MXCSR with flush-to-zero and denormals-are-zero; AArch64: FPCR with FZ.
+# of Linux. x86-64: MXCSR, after the 28 bytes of the x87 unit, with flush-to-zero and
+# denormals-are-zero; AArch64: FPCR, which comes before FPSR, with FZ, which flushes inputs too.
 _CONTROL = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
 
 
@@ -39,7 +41,10 @@ def flush_denormals() -> Iterator[bool]:
     if control is None:
         yield False
         return
-    library = ctypes.CDLL(None)
+    library = _library_with_fenv()
+    if library is None:
+        yield False
+        return
     word, bits = control
     before, changed = _Environment(), _Environment()
     library.fegetenv(ctypes.byref(before))
@@ -50,3 +55,18 @@ def flush_denormals() -> Iterator[bool]:
         yield bool(np.float32(1e-38) * np.float32(0.1) == 0.0)
     finally:
         library.fesetenv(ctypes.byref(before))
+
+
+def _library_with_fenv() -> Any:
+    """Returns the library with the C functions (this process, or glibc's mathematical one) or None.
+
+    An interpreter that needs no mathematical functions itself, since it is linked statically, has
+    not loaded that one.
+    """
+    for name in (None, "libm.so.6"):
+        # OSError: not glibc, where all functions are in one library.
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            if hasattr(library, "fegetenv") and hasattr(library, "fesetenv"):
+                return library
+    return None
