@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 from serving.denormals import flush_denormals
@@ -78,6 +79,9 @@ class ControlLoop:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
+        for name, callback in {"read": read, "apply": apply}.items():
+            if not callable(callback):
+                raise LoopError(f"{name} is {callback!r}, expected a function")
         self.rate_hz = _choose_rate(session, rate_hz)
         self._session = session
         self._read = read
@@ -112,10 +116,11 @@ class ControlLoop:
                 exception is its cause. An action that was computed before a failure of `apply` has
                 advanced the carry.
         """
-        if duration_s is not None and not (math.isfinite(duration_s) and duration_s > 0):
-            raise LoopError(f"duration_s is {duration_s}, expected None or a positive number")
-        if steps is not None and steps < 1:
-            raise LoopError(f"steps is {steps}, expected None or at least 1")
+        if duration_s is not None and not _is_positive(duration_s):
+            raise LoopError(f"duration_s is {duration_s!r}, expected None or a positive number")
+        is_count = isinstance(steps, Integral) and not isinstance(steps, bool)
+        if steps is not None and not (is_count and steps >= 1):
+            raise LoopError(f"steps is {steps!r}, expected None or an integer of at least 1")
         if not self._running.acquire(blocking=False):
             raise LoopError("this loop is running already; make another one for another session")
         try:
@@ -233,8 +238,8 @@ def _choose_rate(session: Any, rate_hz: float | None) -> float:
     chosen = trained_hz if rate_hz is None else rate_hz
     if chosen is None:
         raise LoopError("the bundle does not say a control rate, so rate_hz has to be given")
-    if not (math.isfinite(chosen) and chosen > 0):
-        raise LoopError(f"rate_hz is {chosen}, expected a positive number")
+    if not _is_positive(chosen):
+        raise LoopError(f"rate_hz is {chosen!r}, expected a positive number")
     if trained_hz is not None and not math.isclose(chosen, trained_hz, rel_tol=1e-3):
         warnings.warn(
             f"the loop runs at {chosen} Hz, the policy was made for {trained_hz} Hz; recurrent and "
@@ -243,3 +248,8 @@ def _choose_rate(session: Any, rate_hz: float | None) -> float:
             stacklevel=3,
         )
     return float(chosen)
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0

@@ -6,6 +6,7 @@ They only hold values. What a manifest must obey beyond its types is in `serving
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -64,10 +65,13 @@ class Artefact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a robot has to know beside the network. Lists follow the order of the action's axis."""
+    """What a robot has to know beside the network.
 
-    joint_names: list[str] | None = None
-    default_joint_positions: list[float] | None = None
+    Lists follow the action's elements, leaf after leaf in port order; mappings go by action port.
+    """
+
+    joint_names: list[str] | dict[str, list[str]] | None = None
+    default_joint_positions: list[float] | dict[str, list[float]] | None = None
     action_scale: Numbers = None
     action_offset: Numbers = None
     action_applied_by: Literal["policy", "robot"] | None = None
@@ -138,7 +142,8 @@ def metadata_from(values: Mapping[str, Any] | None) -> Metadata:
     {'robot': 'R2'}
 
     Raises:
-        BundleError: if a known field has a value of the wrong type, or a value is not JSON.
+        BundleError: if a known field has a value of the wrong type, or a value is not JSON, such
+            as NaN.
     """
     if values is not None and not isinstance(values, Mapping):
         raise BundleError("metadata", f"expected a mapping, got {type(values).__name__}")
@@ -167,6 +172,8 @@ def _to_json(value: Any, where: str) -> Any:
         return [_to_json(item, f"{where}.{index}") for index, item in enumerate(value)]
     if hasattr(value, "__array__"):
         return _to_json(np.asarray(value), where)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BundleError("metadata", f"{where} is {value}; only finite numbers can be stored")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise BundleError("metadata", f"{where}: {type(value).__name__} cannot be stored as JSON")

@@ -55,11 +55,15 @@ class Policy:
 
         Args:
             batch_size: number of rows, or None for one row without a batch axis.
+
+        Raises:
+            ServingError: if the batch size is neither None nor an integer above 0.
         """
         carry = self.bundle.initial_carry
+        rows = _checked_rows(batch_size)
         if batch_size is None:
             return {name: value.copy() for name, value in carry.items()}
-        return {name: np.repeat(value[None], batch_size, 0) for name, value in carry.items()}
+        return {name: np.repeat(value[None], rows, 0) for name, value in carry.items()}
 
     def session(self, batch_size: int | None = None, *, check_finite: bool = True) -> Session:
         """Makes a session with a fresh carry.
@@ -76,9 +80,7 @@ class Policy:
             ServingError: if the batch size is not one that the bundle takes.
             BundleError: if the artefact does not run.
         """
-        rows = 1 if batch_size is None else batch_size
-        if type(rows) is not int or rows < 1:
-            raise ServingError(f"batch_size is {batch_size!r}, expected None or an integer above 0")
+        rows = _checked_rows(batch_size)
         if self.batch_size not in (None, rows):
             raise ServingError(
                 f"batch_size is {batch_size}, but {self.bundle.path} was exported for a batch of "
@@ -111,3 +113,10 @@ def load_policy(path: str | Path | Bundle, runtime: str = "onnx", **options: Any
     check_runtime_name(runtime)
     bundle = path if isinstance(path, Bundle) else read_bundle(path)
     return Policy(bundle, runtime, load_runtime(bundle, runtime, options))
+
+
+def _checked_rows(batch_size: int | None) -> int:
+    rows = 1 if batch_size is None else batch_size
+    if type(rows) is not int or rows < 1:
+        raise ServingError(f"batch_size is {batch_size!r}, expected None or an integer above 0")
+    return rows

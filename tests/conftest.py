@@ -13,6 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -27,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # About flax's own annotation: nnx.State is generic over typing.Hashable.
     deprecated_hint = "beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
     config.addinivalue_line("filterwarnings", f"ignore::{deprecated_hint}")
+
+
+@pytest.fixture
+def types_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let arguments of a wrong type through to the code itself, as they get there for a user."""
+    monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", True)
 
 
 MakeOnce = Callable[[str, Callable[[Path], None]], Path]

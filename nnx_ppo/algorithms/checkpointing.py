@@ -122,7 +122,7 @@ def make_checkpoint_fn(
                     path = temporary / name
                     path.parent.mkdir(exist_ok=True)
                     path.write_bytes(data)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no directory can have
             raise CheckpointError(f"{target} cannot be written: {error}") from error
         if keep_last is not None:
             _remove_all_but(root, keep_last, target)

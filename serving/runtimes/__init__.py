@@ -42,7 +42,7 @@ def check_runtime_name(name: str) -> None:
     Raises:
         RuntimeUnavailableError: listing the known names.
     """
-    if name not in RUNTIMES:
+    if not isinstance(name, str) or name not in RUNTIMES:
         raise RuntimeUnavailableError(f"unknown runtime {name!r}; known are {sorted(RUNTIMES)}")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving import BundleError
-from serving.manifest import File, Manifest, metadata_from
+from serving.manifest import File, Manifest, Metadata, metadata_from
 from serving.manifest_checks import MAX_FILE_BYTES, MAX_TENSOR_FILE_BYTES, check_path
 from serving.manifest_json import MAX_MANIFEST_BYTES, encode_manifest, parse_manifest
 
@@ -273,6 +273,6 @@ def test_metadata_that_cannot_be_stored_is_refused(values, message):
 
 
 def test_a_number_that_json_does_not_have_is_refused_when_written(manifest):
-    metadata = metadata_from({"gains": [1.0, float("nan")]})
+    metadata = Metadata(extra={"gains": [1.0, float("nan")]})
     with pytest.raises(BundleError, match=r"manifest.metadata.extra.gains.1 is nan"):
         encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
