@@ -6,6 +6,7 @@ action.
 """
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate-hz",
-        type=float,
+        type=_rate,
         default=None,
         help="pace the steps as a control loop would: caches are cold after a pause [back to back]",
     )
@@ -145,6 +146,16 @@ def summary(times: np.ndarray) -> dict[str, float]:
         "p99_s": float(np.percentile(times, 99)),
         "max_s": float(np.max(times)),
     }
+
+
+def _rate(text: str) -> float:
+    try:
+        rate_hz = float(text)
+    except ValueError:
+        rate_hz = math.nan
+    if not 0.0 < rate_hz < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return rate_hz
 
 
 def _positive(text: str) -> int:

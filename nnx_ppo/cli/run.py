@@ -49,8 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     from serving import ControlLoop, load_policy
 
+    budget = arguments.miss_budget
+    if budget is not None and not 0.0 <= budget <= 1.0:
+        raise CommandError(f"--miss-budget is {budget}; expected a share from 0 to 1, such as 0.01")
     policy = load_policy(arguments.bundle, runtime=arguments.runtime)
-    rate_hz = arguments.rate_hz or policy.control_rate_hz
+    rate_hz = policy.control_rate_hz if arguments.rate_hz is None else arguments.rate_hz
     if rate_hz is None:
         raise CommandError(f"{arguments.bundle} does not say its control rate; give --rate-hz")
     session = policy.session()
@@ -68,7 +71,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary = None if plant is None else plant.close()
     due = report.steps + report.misses
     missed = report.misses / due if due else 0.0
-    kept = arguments.miss_budget is None or missed <= arguments.miss_budget
+    kept = budget is None or missed <= budget
     imported = [name for name in TRAINING_MODULES if name in sys.modules]
     data = {
         "bundle": str(arguments.bundle),
