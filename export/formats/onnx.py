@@ -14,7 +14,7 @@ import tf2onnx
 from onnx import helper
 
 from export.errors import ExportError
-from export.formats.onnx_cleanup import fuse_layers
+from export.formats.onnx_cleanup import bodies_of, fuse_layers
 from export.formats.onnx_handlers import HANDLERS
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
@@ -111,12 +111,7 @@ def _with_port_names(model: onnx.ModelProto, step: Step) -> onnx.ModelProto:
     new_names |= {
         value.name: name for value, name in zip(graph.output, step.output_names, strict=True)
     }
-    taken = set(new_names.values())
-    for node in graph.node:
-        node.input[:] = [new_names.get(name, _free(name, taken)) for name in node.input]
-        node.output[:] = [new_names.get(name, _free(name, taken)) for name in node.output]
-    for initializer in graph.initializer:
-        initializer.name = _free(initializer.name, taken)
+    _rename(graph, new_names)
     del graph.value_info[:]
     del graph.input[:]
     graph.input.extend(_value_info(port.name, port, step.batch_size) for port in step.inputs)
@@ -132,6 +127,20 @@ def _with_port_names(model: onnx.ModelProto, step: Step) -> onnx.ModelProto:
     del model.opset_import[:]
     model.opset_import.extend(kept)
     return model
+
+
+def _rename(graph: onnx.GraphProto, new_names: Mapping[str, str]) -> None:
+    """Rename tensors, also in the bodies of loops and branches, which see those outside."""
+    taken = set(new_names.values())
+    for node in graph.node:
+        node.input[:] = [new_names.get(name, _free(name, taken)) for name in node.input]
+        node.output[:] = [new_names.get(name, _free(name, taken)) for name in node.output]
+        for body in bodies_of(node):
+            _rename(body, new_names)
+            for value in [*body.input, *body.output, *body.value_info]:
+                value.name = new_names.get(value.name, _free(value.name, taken))
+    for initializer in graph.initializer:
+        initializer.name = _free(initializer.name, taken)
 
 
 def _free(name: str, taken: set[str]) -> str:

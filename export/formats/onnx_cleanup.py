@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def fuse_layers(model: onnx.ModelProto) -> None:
     shapes = _shapes(model)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     counts: dict[str, int] = {}
-    for name in [name for node in graph.node for name in node.input]:
+    for name in _used_names(graph):
         counts[name] = counts.get(name, 0) + 1
     outputs = {value.name for value in graph.output}
     products = {node.output[0]: node for node in graph.node if node.op_type == "MatMul"}
@@ -44,6 +45,22 @@ def fuse_layers(model: onnx.ModelProto) -> None:
         graph.node.insert(position, fused)
         graph.node.remove(product)
     _drop_unused_constants(graph)
+
+
+def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the bodies of a loop or branch."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+
+
+def _used_names(graph: Any) -> Iterator[str]:
+    """Yield each name that a node reads, once per use; bodies see the names outside them."""
+    for node in graph.node:
+        yield from node.input
+        for body in bodies_of(node):
+            yield from _used_names(body)
+            yield from (value.name for value in body.output)
 
 
 def _product_and_bias(node: Any, products: dict[str, Any], constants: Any) -> Any:
@@ -83,8 +100,7 @@ def _flattened(graph: Any, constants: Any, name: str, values: np.ndarray) -> str
 
 
 def _drop_unused_constants(graph: Any) -> None:
-    used = {name for node in graph.node for name in node.input}
-    used |= {value.name for value in graph.output}
+    used = {*_used_names(graph), *(value.name for value in graph.output)}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
