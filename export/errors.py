@@ -20,7 +20,11 @@ class RandomnessError(NetworkError):
 
 
 class HiddenStateError(NetworkError):
-    """The action depends on a Variable that the step itself rewrites, outside the carry."""
+    """The action depends on what the step itself rewrites in a module, outside the carry."""
+
+
+class HostCallbackError(NetworkError):
+    """The step calls back into Python, which does not exist where it will run."""
 
 
 class UnsupportedOperationError(ExportError):

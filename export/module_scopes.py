@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -64,8 +67,14 @@ def _scoped_calls(cls: Any) -> Iterator[None]:
         path = getattr(self, _PATH_ATTRIBUTE, None)
         if path is None:
             return bound(*args, **kwargs)
-        with jax.named_scope(_MARK + path):
-            return bound(*args, **kwargs)
+        try:
+            with jax.named_scope(_MARK + path):
+                return bound(*args, **kwargs)
+        except Exception as error:
+            # The innermost module is asked first.
+            if not hasattr(error, _PATH_ATTRIBUTE):
+                setattr(error, _PATH_ATTRIBUTE, path)
+            raise
 
     cls.__call__ = scoped_call
     try:
@@ -93,17 +102,53 @@ def source_line_of(equation: jcore.JaxprEqn) -> str:
     return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
 
 
-def has_user_line(traceback: Any) -> bool:
+def module_path_of_error(error: Exception) -> str:
+    """Return the path of the innermost module whose call raised `error`, else `network`."""
+    return getattr(error, _PATH_ATTRIBUTE, ROOT)
+
+
+def source_line_of_error(error: Exception) -> str:
+    """Return `file:line (function)` of the user's innermost frame that `error` came through."""
+    place = "an unknown line"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if _is_users(frame.filename):
+            place = f"{frame.filename}:{frame.lineno} ({frame.name})"
+    return place
+
+
+def line_that_called() -> str:
+    """Return `file:line (function)` of the user's innermost frame that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def has_user_line(recorded: Any) -> bool:
     """Return whether a JAX traceback has a frame outside the libraries."""
-    return _user_frame(traceback) is not None
+    return _user_frame(recorded) is not None
 
 
-def _user_frame(traceback: Any) -> Any:
-    for frame in traceback.frames if traceback is not None else ():
-        path = frame.file_name.replace("\\", "/")
-        if path != __file__ and not any(part in path for part in _LIBRARY_PARTS):
+def _user_frame(recorded: Any) -> Any:
+    for frame in recorded.frames if recorded is not None else ():
+        if _is_users(frame.file_name):
             return frame
     return None
 
 
-_LIBRARY_PARTS = ("/jax/_src/", "/jax/", "/flax/", "/jaxtyping/", "/beartype/", "<string>")
+def _is_users(file_name: str) -> bool:
+    path = file_name.replace("\\", "/")
+    ours = any(path == own for own in _OWN_FILES)
+    return not ours and not any(part in path for part in _LIBRARY_PARTS)
+
+
+_LIBRARY_PARTS = (
+    *("/jax/_src/", "/jax/", "/flax/", "/jaxtyping/", "/beartype/"),
+    *("<string>", "<@beartype", "/site-packages/numpy/", "/contextlib.py"),
+)
+_OWN_FILES = {
+    str(Path(__file__).with_name(name)).replace("\\", "/")
+    for name in ("module_scopes.py", "python_state.py", "trace.py", "trace_failures.py")
+}

@@ -13,8 +13,8 @@ from flax import nnx
 from jax import export as jax_export
 from jax.extend import core as jcore
 
-from export.errors import HiddenStateError, NetworkError, RandomnessError
-from export.module_scopes import module_path_of, module_scopes, source_line_of
+from export.errors import NetworkError
+from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy
 from export.passes import (
     drop_dead_columns,
@@ -24,28 +24,19 @@ from export.passes import (
     simplify_identities,
     used_inputs,
 )
+from export.python_state import noted_changes, refuse_changes_that_matter, restored_containers
+from export.refusals import (
+    refuse_callbacks,
+    refuse_dtypes,
+    refuse_hidden_state,
+    refuse_randomness,
+)
 from export.structure import leaf_names, paths_of
+from export.trace_failures import explained_failures
 from nnx_ppo.networks.types import PPONetworkOutput
-from serving.manifest_checks import DTYPES
 
 EXTRA_OUTPUTS = ("value",)
 """Names that `extra_outputs` may hold."""
-
-_RANDOM_PRIMITIVES = frozenset(
-    [
-        "random_bits",
-        "random_wrap",
-        "random_unwrap",
-        "random_split",
-        "random_fold_in",
-        "random_seed",
-        "random_clone",
-        "random_gamma",
-        "threefry2x32",
-        "rng_bit_generator",
-        "rng_uniform",
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +78,23 @@ def trace_step(
     Raises:
         NetworkError: The network cannot be called this way or returns something else than a step.
         RandomnessError: The action depends on a random draw.
-        HiddenStateError: The action depends on a Variable that the step rewrites.
+        HostCallbackError: The step calls back into Python.
+        HiddenStateError: The action depends on a Variable that the step rewrites, or on an
+            attribute of a module that is no Variable and that the step changes.
     """
-    raw = _trace(copy, carry_rows, observation, batch_size, extra_outputs)
+    arguments = (copy, carry_rows, observation, batch_size, extra_outputs)
+    raw = _trace(*arguments, calls_before=0)
+    traced = _simplified(raw, copy)
+    if raw.changes_in_python:
+        next_call = _simplified(_trace(*arguments, calls_before=1), copy)
+        refuse_changes_that_matter(raw.changes_in_python, traced.closed, next_call.closed)
+    for role, tree in {"action": traced.action, **traced.extras}.items():
+        refuse_dtypes(role, tree, None)
+    refuse_dtypes("carry", carry_rows, traced.kept_carry)
+    return traced
+
+
+def _simplified(raw: _RawStep, copy: NetworkCopy) -> TracedStep:
     closed = inline_calls(raw.closed)
     changed = [
         closed.jaxpr.outvars[raw.first_state_output + index] is not closed.jaxpr.invars[index]
@@ -98,11 +103,7 @@ def trace_step(
     state = jax.tree.leaves(copy.state)
     known = {index: state[index] for index in range(raw.n_state) if not changed[index]}
     closed = simplify_identities(fold_constants(closed, known))
-    traced = _prune(closed, raw, copy, changed)
-    for role, tree in {"action": traced.action, **traced.extras}.items():
-        _refuse_dtypes(role, tree, None)
-    _refuse_dtypes("carry", carry_rows, traced.kept_carry)
-    return traced
+    return _prune(closed, raw, copy, changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,8 @@ class _RawStep:
     n_extra: int
     action: Any
     extras: dict[str, Any]
+    changes_in_python: list[str]
+    """What the call changes in attributes that are no Variables, in words."""
 
     @property
     def first_state_output(self) -> int:
@@ -126,17 +129,28 @@ def _trace(
     observation: Any,
     batch_size: int | None,
     extra_outputs: Sequence[str],
+    *,
+    calls_before: int,
 ) -> _RawStep:
+    """Trace a call of a network that was called `calls_before` times in Python alone."""
     batch = jax_export.symbolic_shape("b")[0] if batch_size is None else batch_size
     carry = jax.tree.map(lambda leaf: _batched(leaf, batch), carry_rows)
     batched_observation = jax.tree.map(lambda leaf: _batched(leaf, batch), observation)
     state_leaves, state_tree = jax.tree.flatten(copy.state)
     state_paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(copy.state)[0]]
     trees: dict[str, Any] = {}
+    changes: list[str] = []
 
     def step(state: list[Any], carry: Any, observation: Any) -> tuple[Any, ...]:
-        network = copy.merge(jax.tree.unflatten(state_tree, state))
-        output = network(carry, observation)
+        variables = jax.tree.unflatten(state_tree, state)
+        network = copy.merge(variables)
+        with restored_containers(network):
+            for _ in range(calls_before):
+                network(carry, observation)
+                nnx.update(network, variables)
+            with noted_changes(network) as noted:
+                output = network(carry, observation)
+        changes[:] = noted
         # As arrays: a network may put out Python numbers, which lead with no batch axis.
         action, extras = jax.tree.map(jnp.asarray, _action_and_extras(output, extra_outputs))
         _check_next_carry(carry, output.next_state)
@@ -166,6 +180,7 @@ def _trace(
         n_extra=len(jax.tree.leaves(trees["extras"])),
         action=jax.tree.map(_without_batch, trees["action"]),
         extras=jax.tree.map(_without_batch, trees["extras"]),
+        changes_in_python=changes,
     )
 
 
@@ -177,29 +192,8 @@ def _make_jaxpr(
     observation: Any,
     batch_size: int | None,
 ) -> jcore.ClosedJaxpr:
-    try:
-        with module_scopes(network):
-            return jax.make_jaxpr(step)(state, carry, observation)
-    except NetworkError:
-        raise
-    except jax.errors.JAXTypeError as error:
-        raise NetworkError(
-            "the network cannot be traced: its Python code needs the value of an array, or "
-            "keeps one "
-            f"({_first_line(error)}). Use jax.lax.cond/jnp.where instead of `if` on arrays"
-        ) from error
-    except jcore.InconclusiveDimensionOperation as error:
-        raise NetworkError(
-            f"the network cannot be traced for any batch size: {_first_line(error)}. "
-            "Do not branch on the batch size, or export with batch_size=N"
-        ) from error
-    except Exception as error:
-        shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", observation)
-        raise NetworkError(
-            f"calling the network failed with {type(error).__name__}: {_first_line(error)}. It was "
-            f"called with a batch of the example observation, {shapes}"
-            + ("" if batch_size is not None else " ('b' stands for any batch size)")
-        ) from error
+    with explained_failures(observation, batch_size), module_scopes(network):
+        return jax.make_jaxpr(step)(state, carry, observation)
 
 
 def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, dict[str, Any]]:
@@ -281,8 +275,9 @@ def _prune(
             "Connect what computes it to an input"
         )
     pruned = remove_dead_code(closed, wanted, [*used[: raw.n_state], *kept, *observation_used])
-    _refuse_randomness(pruned)
-    _refuse_hidden_state(used[: raw.n_state], changed, copy)
+    refuse_callbacks(pruned)
+    refuse_randomness(pruned)
+    refuse_hidden_state(used[: raw.n_state], changed, copy)
     return TracedStep(
         closed=_actions_carry_extras(drop_dead_columns(pruned), raw, sum(kept)),
         kept_carry=kept,
@@ -309,66 +304,6 @@ def _actions_carry_extras(
     )
 
 
-def _refuse_dtypes(role: str, tree: Any, kept: list[bool] | None) -> None:
-    names, leaves = leaf_names(role, paths_of(tree, role)), jax.tree.leaves(tree)
-    for name, leaf, keep in zip(names, leaves, kept or [True] * len(leaves), strict=True):
-        if keep and str(leaf.dtype) not in DTYPES:
-            raise NetworkError(
-                f"{name} has dtype {leaf.dtype}, which no tensor of a bundle can have; cast it to "
-                "float32 in the network, and back where it comes in"
-            )
-
-
-def _refuse_randomness(pruned: jcore.ClosedJaxpr) -> None:
-    for equation in pruned.jaxpr.eqns:
-        inner = _first_random(equation)
-        if inner is not None:
-            raise RandomnessError(
-                f"module '{module_path_of(equation)}' draws random numbers in eval() mode "
-                f"(primitive '{inner.primitive.name}' at {source_line_of(inner)}) and the action "
-                "depends on them. Make the module return its mean when `self.deterministic` "
-                "is True, "
-                "which eval() sets"
-            )
-
-
-def _first_random(equation: jcore.JaxprEqn) -> jcore.JaxprEqn | None:
-    if equation.primitive.name in _RANDOM_PRIMITIVES:
-        return equation
-    for value in equation.params.values():
-        for item in value if isinstance(value, list | tuple) else (value,):
-            body = item.jaxpr if isinstance(item, jcore.ClosedJaxpr) else item
-            if isinstance(body, jcore.Jaxpr):
-                for inner in body.eqns:
-                    found = _first_random(inner)
-                    if found is not None:
-                        return found
-    return None
-
-
-def _refuse_hidden_state(used: list[bool], changed: list[bool], copy: NetworkCopy) -> None:
-    paths = [
-        ".".join(_variable_path(path))
-        for path, _ in jax.tree_util.tree_flatten_with_path(copy.state)[0]
-    ]
-    hidden = [p for p, u, c in zip(paths, used, changed, strict=True) if u and c]
-    if hidden:
-        raise HiddenStateError(
-            f"the step rewrites the Variable '{hidden[0]}' and the action depends on it: this "
-            "state "
-            "would be lost in an exported step. Return it in the carry (initialize_state, "
-            "next_state) "
-            "instead of writing it to the module"
-        )
-
-
-def _variable_path(path: Any) -> list[str]:
-    keys = [
-        getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", ""))) for entry in path
-    ]
-    return [str(key) for key in keys if str(key) != "value"]
-
-
 def _batched(leaf: Any, batch: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)
 
@@ -381,7 +316,3 @@ def _without_batch(leaf: Any) -> jax.ShapeDtypeStruct:
             "axis only"
         )
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

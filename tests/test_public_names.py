@@ -19,6 +19,7 @@ def test_export_offers_these_names() -> None:
         "NetworkError",
         "RandomnessError",
         "HiddenStateError",
+        "HostCallbackError",
         "UnsupportedOperationError",
         "ObservationSpecError",
         "CarryConversionError",

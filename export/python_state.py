@@ -1,0 +1,185 @@
+"""Notice a step that changes what a module keeps in plain Python: counters, lists, flags.
+
+Such a change happens once, when the step is traced, and never again in an exported one. So a second
+call is traced too, and if it computes something else, the change matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax.extend import core as jcore
+
+from export.errors import HiddenStateError
+from export.module_scopes import line_that_called
+from export.passes.rewrite import is_var
+
+_NOT_THE_USERS = ("_export_", "_object__", "_pytree__")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+@contextlib.contextmanager
+def noted_changes(network: nnx.Module) -> Iterator[list[str]]:
+    """Yield a list that names, after the block, each plain attribute that the block changed.
+
+    An attribute that the block adds does not count, since no next call finds it.
+
+    Args:
+        network: A private copy.
+    """
+    changes: list[str] = []
+    before = _snapshot(network)
+    with _noted_assignments(network) as lines:
+        yield changes
+    after = _snapshot(network)
+    for (path, name), value in before.items():
+        if (path, name) in after and after[path, name] != value:
+            line = lines.get((path, name)) or _line_of_call(network, path)
+            changes.append(
+                f"module '{path or 'network'}' changes its attribute '{name}', at {line}"
+            )
+
+
+@contextlib.contextmanager
+def restored_containers(network: nnx.Module) -> Iterator[None]:
+    """Undo, after the block, what it does to lists, dictionaries and sets: copies share them."""
+    saved = [
+        (value, copy.copy(value))
+        for _, module in nnx.iter_modules(network)
+        for name, value in vars(module).items()
+        if not name.startswith(_NOT_THE_USERS) and type(value) in (list, dict, set)
+    ]
+    try:
+        yield
+    finally:
+        for value, before in saved:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(before)
+
+
+def refuse_changes_that_matter(
+    changes: Sequence[str], first: jcore.ClosedJaxpr, second: jcore.ClosedJaxpr
+) -> None:
+    """Raise if a second call of the step computes something else than the first.
+
+    A counter that nothing reads, or a list that collects what went by, does no harm.
+
+    Args:
+        changes: As from `noted_changes`.
+        first: The step as the first call of a network does it.
+        second: As the next call does it, with the same Variables, carry and observation.
+
+    Raises:
+        HiddenStateError: They differ; names module, attribute and line.
+    """
+    if changes and meaning(first) != meaning(second):
+        raise HiddenStateError(
+            f"in a step {'; '.join(changes)}, and the next step depends on it: Python runs once, "
+            "while the step is traced, so an exported step would not do it. Return the value in "
+            "the carry (initialize_state, next_state), or do not change it in eval() mode"
+        )
+
+
+def meaning(closed: jcore.ClosedJaxpr) -> list[str]:
+    """Return one digest per output of what it is computed from, in whatever order."""
+    digests: dict[Any, str] = {
+        variable: _digest("input", index) for index, variable in enumerate(closed.jaxpr.invars)
+    }
+    for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        array = np.asarray(constant)
+        digests[variable] = _digest("constant", array.dtype, array.shape, array.tobytes())
+
+    def digest_of(atom: Any) -> str:
+        return digests[atom] if is_var(atom) else _digest("literal", atom.aval, repr(atom.val))
+
+    for equation in closed.jaxpr.eqns:
+        parameters = {name: str(value) for name, value in sorted(equation.params.items())}
+        inputs = [digest_of(atom) for atom in equation.invars]
+        for place, variable in enumerate(equation.outvars):
+            digests[variable] = _digest(equation.primitive.name, parameters, inputs, place)
+    return [digest_of(atom) for atom in closed.jaxpr.outvars]
+
+
+def _digest(*parts: Any) -> str:
+    # Functions among an equation's parameters are written with their addresses.
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr([str(part) for part in parts]))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _snapshot(network: nnx.Module) -> dict[tuple[str, str], Any]:
+    """Return what modules keep in Python, such that a change compares unequal."""
+    return {
+        (_name(path), name): frozen
+        for path, module in nnx.iter_modules(network)
+        for name, value in vars(module).items()
+        if not name.startswith(_NOT_THE_USERS) and (frozen := _frozen(value)) is not None
+    }
+
+
+def _name(path: Any) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a comparable stand-in for plain values and containers, None for all else."""
+    if isinstance(value, _PLAIN):
+        return type(value).__name__, repr(value)
+    if isinstance(value, list | tuple | set):
+        return type(value).__name__, [_element(item) for item in value]
+    if isinstance(value, dict):
+        return type(value).__name__, [(repr(key), _element(item)) for key, item in value.items()]
+    return None
+
+
+def _element(item: Any) -> Any:
+    # Other objects by identity: whether two arrays are equal is not known in a trace.
+    return repr(item) if isinstance(item, _PLAIN) else id(item)
+
+
+@contextlib.contextmanager
+def _noted_assignments(network: nnx.Module) -> Iterator[dict[tuple[str, str], str]]:
+    """Collect the line of each assignment to an attribute of a module in `network`."""
+    paths = {id(module): _name(path) for path, module in nnx.iter_modules(network)}
+    lines: dict[tuple[str, str], str] = {}
+    with contextlib.ExitStack() as restore:
+        for cls in {type(module) for _, module in nnx.iter_modules(network)}:
+            restore.enter_context(_noting(cls, paths, lines))
+        yield lines
+
+
+@contextlib.contextmanager
+def _noting(cls: Any, paths: dict[int, str], lines: dict[tuple[str, str], str]) -> Iterator[None]:
+    inherited = "__setattr__" not in vars(cls)
+    original = cls.__setattr__
+
+    def noting(self: Any, name: str, value: Any) -> None:
+        if id(self) in paths:
+            lines[paths[id(self)], name] = line_that_called()
+        original(self, name, value)
+
+    cls.__setattr__ = noting
+    try:
+        yield
+    finally:
+        if inherited:
+            del cls.__setattr__
+        else:
+            cls.__setattr__ = original
+
+
+def _line_of_call(network: nnx.Module, path: str) -> str:
+    """Return where the module's call is written, for changes that are no assignment."""
+    for own, module in nnx.iter_modules(network):
+        call: Any = type(module).__call__ if callable(module) else None
+        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
+        if _name(own) == path and code is not None:
+            return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
+    return "an unknown line"
