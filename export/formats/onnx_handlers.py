@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from export.formats.onnx_scatter_and_sort import SCATTER_AND_SORT_HANDLERS
+
 
 def _select(graph: Any, node: Any, name: str, arguments: Any) -> Any:
     """Convert a selection as such; tf2onnx multiplies by 0 and 1, which makes NaN of infinities."""
@@ -82,5 +84,6 @@ HANDLERS: dict[str, tuple[Any, list[Any]]] = {
     "SelectV2": (_select, []),
     "Expm1": (_expm1, []),
     "Log1p": (_log1p, []),
+    **SCATTER_AND_SORT_HANDLERS,
 }
 """TensorFlow operation → handler, as `tf2onnx.convert` takes them."""

@@ -1,10 +1,32 @@
 """From jaxpr to plain TensorFlow operations: the portable SavedModel, and ONNX by way of it."""
 
-from export.lowering import control_flow, elementwise, indexing, linear, reduction, shape
+from export.lowering import (
+    control_flow,
+    cumulative,
+    dynamic_slicing,
+    elementwise,
+    gather,
+    linear,
+    reduction,
+    scatter,
+    shape,
+    sorting,
+)
 from export.lowering.interpreter import Lowering
 from export.lowering.registry import RULES, NotLowerable
 
 __all__ = ["RULES", "Lowering", "NotLowerable"]
 
 # Importing a module of rules registers them.
-_RULE_MODULES = (control_flow, elementwise, indexing, linear, reduction, shape)
+_RULE_MODULES = (
+    control_flow,
+    cumulative,
+    dynamic_slicing,
+    elementwise,
+    gather,
+    linear,
+    reduction,
+    scatter,
+    shape,
+    sorting,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from jax.extend import core as jcore
 
 from export.lowering.elementwise import select
 from export.lowering.registry import RULES, NotLowerable
+from export.passes.rewrite import sub_jaxprs
 
 # Longer scans become a loop; shorter ones are written out, which every runtime executes faster.
 _UNROLLED_STEPS = 16
@@ -20,12 +22,15 @@ def _cond(lowering: Any, equation: Any, index: Any, *operands: Any) -> Any:
     branches = equation.params["branches"]
     if any(branch.effects for branch in branches):
         raise NotLowerable("a branch with side effects")
-    # Both branches are pure and cheap to run; the chosen values are selected afterwards, which
-    # needs no control flow in the runtime and works for branches of any depth.
-    results = [lowering.run(branch, operands) for branch in branches]
     last = len(branches) - 1
     number = tf.cast(index, tf.int32)
     number = tf.minimum(tf.maximum(number, 0), last)
+    if any(_has_loop(branch.jaxpr) for branch in branches):
+        # A loop that is not chosen may not end, so it must not run.
+        return _run_one(lowering, branches, number, operands)
+    # Both branches are pure and cheap to run; the chosen values are selected afterwards, which
+    # needs no control flow in the runtime and works for branches of any depth.
+    results = [lowering.run(branch, operands) for branch in branches]
     chosen = results[-1]
     for branch in range(last - 1, -1, -1):
         is_this = tf.equal(number, branch)
@@ -33,19 +38,46 @@ def _cond(lowering: Any, equation: Any, index: Any, *operands: Any) -> Any:
     return list(chosen)
 
 
+def _has_loop(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "while"
+        or any(_has_loop(getattr(body, "jaxpr", body)) for body in sub_jaxprs(equation))
+        for equation in jaxpr.eqns
+    )
+
+
+def _run_one(lowering: Any, branches: Any, number: Any, operands: Any, first: int = 0) -> list[Any]:
+    branch = branches[first]
+
+    def run_first() -> list[Any]:
+        outputs = lowering.run(branch, operands)
+        return [
+            tf.identity(_shaped(value, atom.aval))
+            for value, atom in zip(outputs, branch.jaxpr.outvars, strict=True)
+        ]
+
+    if first == len(branches) - 1:
+        return run_first()
+    chosen = tf.cond(
+        tf.equal(number, first),
+        run_first,
+        lambda: _run_one(lowering, branches, number, operands, first + 1),
+    )
+    # TensorFlow unpacks a list of one.
+    return list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+
+
 @RULES.register("scan")
 def _scan(lowering: Any, equation: Any, *inputs: Any) -> Any:
     params = equation.params
     length, body = params["length"], params["jaxpr"]
     n_consts, n_carry = _scan_parts(equation)
-    if not isinstance(length, int | np.integer):
-        raise NotLowerable("a scan over the batch axis")
     consts = list(inputs[:n_consts])
     carry = list(inputs[n_consts : n_consts + n_carry])
-    sequences = inputs[n_consts + n_carry :]
+    sequences = list(inputs[n_consts + n_carry :])
+    if not isinstance(length, int | np.integer) or not 0 < length <= _UNROLLED_STEPS:
+        return _scan_loop(lowering, equation, consts, carry, sequences, length)
     length = int(length)
-    if length > _UNROLLED_STEPS:
-        return _scan_loop(lowering, equation, consts, carry, list(sequences), length)
     slices = [tf.unstack(sequence, num=length, axis=0) for sequence in sequences]
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     stacked: list[dict[int, Any]] = [{} for _ in body.jaxpr.outvars[n_carry:]]
@@ -54,8 +86,6 @@ def _scan(lowering: Any, equation: Any, *inputs: Any) -> Any:
         carry = outputs[:n_carry]
         for collected, value in zip(stacked, outputs[n_carry:], strict=True):
             collected[step] = value
-    if length == 0:
-        raise NotLowerable("a scan of length 0")
     return [*carry, *(tf.stack([c[i] for i in range(length)], axis=0) for c in stacked)]
 
 
@@ -78,42 +108,37 @@ def _scan_parts(equation: Any) -> tuple[int, int]:
 
 
 def _scan_loop(
-    lowering: Any, equation: Any, consts: Any, carry: Any, sequences: Any, length: int
+    lowering: Any, equation: Any, consts: Any, carry: Any, sequences: Any, length: Any
 ) -> list[Any]:
     params = equation.params
     body: jcore.ClosedJaxpr = params["jaxpr"]
     n_carry = len(carry)
-    output_avals = [atom.aval for atom in body.jaxpr.outvars[n_carry:]]
+    buffer_avals = [variable.aval for variable in equation.outvars[n_carry:]]
     buffers = [
-        tf.zeros(lowering.exact_shape((length, *aval.shape)), tf.as_dtype(np.dtype(aval.dtype)))
-        for aval in output_avals
+        tf.zeros(lowering.exact_shape(aval.shape), tf.as_dtype(np.dtype(aval.dtype)))
+        for aval in buffer_avals
     ]
-    rows = tf.range(length)
+    avals = [*(atom.aval for atom in body.jaxpr.outvars[:n_carry]), *buffer_avals]
+    count = lowering.dimension(length)
+    rows = tf.range(count)
 
-    def step(count: Any, carry: Any, buffers: Any) -> Any:
-        place = length - 1 - count if params["reverse"] else count
+    def step(number: Any, *state: Any) -> Any:
+        place = count - 1 - number if params["reverse"] else number
         slices = [tf.gather(sequence, place, axis=0) for sequence in sequences]
-        outputs = lowering.run(body, [*consts, *carry, *slices])
+        outputs = lowering.run(body, [*consts, *state[:n_carry], *slices])
         written = []
-        for buffer, value in zip(buffers, outputs[n_carry:], strict=True):
-            here = tf.reshape(tf.equal(rows, place), [length] + [1] * (buffer.shape.rank - 1))
+        for buffer, value in zip(state[n_carry:], outputs[n_carry:], strict=True):
+            here = tf.reshape(tf.equal(rows, place), [-1] + [1] * (buffer.shape.rank - 1))
             written.append(select(here, value[None], buffer))
-        return count + 1, outputs[:n_carry], written
+        return number + 1, *_all_shaped([*outputs[:n_carry], *written], avals)
 
-    def go_on(count: Any, carry: Any, buffers: Any) -> Any:
-        return count < length
-
-    _, carry, buffers = tf.while_loop(
-        go_on,
+    _, *results = tf.while_loop(
+        lambda number, *state: number < count,
         step,
-        (tf.constant(0), list(carry), buffers),
-        shape_invariants=(
-            tf.TensorShape([]),
-            [value.shape for value in carry],
-            [buffer.shape for buffer in buffers],
-        ),
+        (tf.constant(0), *_all_shaped([*carry, *buffers], avals)),
+        shape_invariants=(tf.TensorShape([]), *(_static_shape(aval) for aval in avals)),
     )
-    return [*carry, *buffers]
+    return results
 
 
 @RULES.register("while")
@@ -122,17 +147,53 @@ def _while(lowering: Any, equation: Any, *inputs: Any) -> Any:
     n_cond, n_body = int(params["cond_nconsts"]), int(params["body_nconsts"])
     cond_consts = inputs[:n_cond]
     body_consts = inputs[n_cond : n_cond + n_body]
-    carry = list(inputs[n_cond + n_body :])
+    avals = [variable.aval for variable in equation.outvars]
+    carry = _all_shaped(inputs[n_cond + n_body :], avals)
     predicate = params["cond_jaxpr"]
-    if predicate.jaxpr.outvars[0].aval.shape:
-        raise NotLowerable("a while loop with a condition per row (a vmapped loop)")
+    n_batch = len(predicate.jaxpr.outvars[0].aval.shape)
 
-    def go_on(*state: Any) -> Any:
+    def goes_on(state: Sequence[Any]) -> Any:
         return lowering.run(predicate, [*cond_consts, *state])[0]
 
+    def any_goes_on(*state: Any) -> Any:
+        rows = goes_on(state)
+        return tf.reduce_max(tf.cast(rows, tf.int32)) > 0 if n_batch else rows
+
     def step(*state: Any) -> Any:
-        return lowering.run(params["body_jaxpr"], [*body_consts, *state])
+        after = lowering.run(params["body_jaxpr"], [*body_consts, *state])
+        if n_batch:
+            # Rows of a vmapped loop that have ended stay as they are.
+            rows = goes_on(state)
+            after = [
+                select(_with_trailing_axes(lowering, rows, predicate, aval), new, old)
+                for new, old, aval in zip(after, state, avals, strict=True)
+            ]
+        return _all_shaped(after, avals)
 
     return list(
-        tf.while_loop(go_on, step, carry, shape_invariants=[value.shape for value in carry])
+        tf.while_loop(
+            any_goes_on, step, carry, shape_invariants=[_static_shape(aval) for aval in avals]
+        )
     )
+
+
+def _with_trailing_axes(lowering: Any, rows: Any, predicate: Any, aval: Any) -> Any:
+    own = predicate.jaxpr.outvars[0].aval.shape
+    return tf.reshape(rows, lowering.shape([*own, *([1] * (len(aval.shape) - len(own)))]))
+
+
+def _static_shape(aval: Any) -> tf.TensorShape:
+    """Return the shape as far as it is known at export."""
+    return tf.TensorShape(
+        [int(size) if isinstance(size, int | np.integer) else None for size in aval.shape]
+    )
+
+
+def _shaped(value: Any, aval: Any) -> Any:
+    """Tell TensorFlow the shape of a value, which it cannot always infer."""
+    value.set_shape(_static_shape(aval))
+    return value
+
+
+def _all_shaped(values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    return [_shaped(value, aval) for value, aval in zip(values, avals, strict=True)]

@@ -40,6 +40,8 @@ class Lowering:
         return [self.full(self._read(atom, values), atom.aval) for atom in closed.jaxpr.outvars]
 
     def _run_equation(self, equation: jcore.JaxprEqn, values: dict[Any, Any]) -> None:
+        if any(_is_complex(atom) for atom in (*equation.invars, *equation.outvars)):
+            raise self._unsupported(equation, "complex numbers; use real ones")
         found = RULES.find(equation.primitive.name)
         if found is None:
             raise self._unsupported(equation, "")
@@ -110,6 +112,10 @@ class Lowering:
 
 def _is_bfloat16(atom: Any) -> bool:
     return str(getattr(atom.aval, "dtype", "")) == "bfloat16"
+
+
+def _is_complex(atom: Any) -> bool:
+    return "complex" in str(getattr(atom.aval, "dtype", ""))
 
 
 def _is_one(size: Any) -> bool:

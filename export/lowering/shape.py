@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from export.lowering.elementwise import WIDER
 from export.lowering.registry import RULES, NotLowerable
 
 
@@ -51,7 +52,14 @@ def _tile(lowering: Any, equation: Any, x: Any) -> Any:
 
 @RULES.register("concatenate")
 def _concatenate(lowering: Any, equation: Any, *inputs: Any) -> Any:
-    return tf.concat(list(inputs), axis=int(equation.params["dimension"]))
+    axis = int(equation.params["dimension"])
+    # ONNX cannot repeat an element no times, which is what JAX pads an edge by nothing with.
+    parts = [
+        value
+        for value, atom in zip(inputs, equation.invars, strict=True)
+        if not _is_zero(atom.aval.shape[axis])
+    ]
+    return tf.concat(parts or list(inputs), axis=axis)
 
 
 @RULES.register("stack")
@@ -80,9 +88,14 @@ def _slice(lowering: Any, equation: Any, x: Any) -> Any:
         equation.invars[0].aval.shape, starts, limits, strides, strict=True
     ):
         # An axis that is taken whole needs no bounds, which matters where its length is the batch.
-        whole_end = None if limit == size else lowering.dimension(limit)
-        slices.append(slice(lowering.dimension(start) or None, whole_end, int(stride)))
+        first = None if _is_zero(start) else lowering.dimension(start)
+        end = None if limit == size else lowering.dimension(limit)
+        slices.append(slice(first, end, int(stride)))
     return x[tuple(slices)]
+
+
+def _is_zero(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and int(size) == 0
 
 
 @RULES.register("take_slot")
@@ -98,18 +111,45 @@ def _rev(lowering: Any, equation: Any, x: Any) -> Any:
 @RULES.register("pad")
 def _pad(lowering: Any, equation: Any, x: Any, value: Any) -> Any:
     config = equation.params["padding_config"]
-    if any(interior for _, _, interior in config):
-        raise NotLowerable("interior padding")
-    # Negative padding cuts.
-    x = x[
-        tuple(
-            slice(-low if low < 0 else None, high if high < 0 else None) for low, high, _ in config
-        )
+    dtype = x.dtype
+    # ONNX pads few types; bools go as 0 and 1, narrow integers as wider ones.
+    wide = tf.int32 if dtype == tf.bool else WIDER.get(dtype, dtype)
+    padded = _padded(lowering, config, tf.cast(x, wide), tf.cast(value, wide))
+    return tf.not_equal(padded, 0) if dtype == tf.bool else tf.cast(padded, dtype)
+
+
+def _padded(lowering: Any, config: Any, x: Any, value: Any) -> Any:
+    for axis, (_, _, interior) in enumerate(config):
+        if interior:
+            x = _spread(x, value, axis, int(interior))
+    sizes = [
+        [0 if _is_negative(size) else lowering.dimension(size) for size in (low, high)]
+        for low, high, _ in config
     ]
-    padding = [[max(int(low), 0), max(int(high), 0)] for low, high, _ in config]
-    if not any(low or high for low, high in padding):
-        return x
-    return tf.pad(x, padding, constant_values=value)
+    if any(not _is_zero(size) for pair in sizes for size in pair):
+        x = tf.pad(x, sizes, constant_values=value)
+    # Negative padding cuts, after what the other side adds.
+    cut = [
+        slice(-low if _is_negative(low) else None, high if _is_negative(high) else None)
+        for low, high, _ in config
+    ]
+    return x if all(part == slice(None) for part in cut) else x[tuple(cut)]
+
+
+def _is_negative(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and int(size) < 0
+
+
+def _spread(x: Any, value: Any, axis: int, interior: int) -> Any:
+    """Put `interior` values between neighbours along an axis."""
+    padding = [[0, 0] for _ in range(x.shape.rank + 1)]
+    padding[axis + 1][1] = interior
+    apart = tf.pad(tf.expand_dims(x, axis + 1), padding, constant_values=value)
+    shape = tf.shape(x)
+    size = shape[axis] * (interior + 1)
+    merged = tf.reshape(apart, tf.concat([shape[:axis], [size], shape[axis + 1 :]], axis=0))
+    # No values follow the last element.
+    return merged[(*([slice(None)] * axis), slice(None, -interior))]
 
 
 @RULES.register("iota")
@@ -127,48 +167,3 @@ def _iota(lowering: Any, equation: Any, *dynamic_shape: Any) -> Any:
 def _dim_as_value(lowering: Any, equation: Any) -> Any:
     target = tf.as_dtype(np.dtype(equation.outvars[0].aval.dtype))
     return tf.cast(lowering.dimension(equation.params["dim"]), target)
-
-
-@RULES.register("dynamic_slice")
-def _dynamic_slice(lowering: Any, equation: Any, x: Any, *starts: Any) -> Any:
-    sizes = equation.params["slice_sizes"]
-    shape = equation.invars[0].aval.shape
-    begin = _clamped_starts(lowering, starts, shape, sizes)
-    return tf.slice(x, begin, lowering.exact_shape(sizes))
-
-
-@RULES.register("dynamic_update_slice")
-def _dynamic_update_slice(lowering: Any, equation: Any, x: Any, update: Any, *starts: Any) -> Any:
-    shape = equation.invars[0].aval.shape
-    sizes = equation.invars[1].aval.shape
-    moved = [a for a in range(len(shape)) if shape[a] != sizes[a]]
-    if not moved:
-        return tf.identity(update)
-    if len(moved) > 1:
-        raise NotLowerable("dynamic_update_slice along more than one axis")
-    axis = moved[0]
-    begin = _clamped_starts(lowering, starts, shape, sizes)[axis]
-    size = int(sizes[axis])
-    # x before the update, the update, x after it.
-    before = x[_along(axis, None, begin)]
-    after = x[_along(axis, begin + size, None)]
-    return tf.concat([before, update, after], axis=axis)
-
-
-def _along(axis: int, start: Any, stop: Any) -> tuple[Any, ...]:
-    return (*([slice(None)] * axis), slice(start, stop))
-
-
-def _clamped_starts(lowering: Any, starts: Any, shape: Any, sizes: Any) -> Any:
-    """Return start indices moved so that the slice stays inside, as XLA does."""
-    clamped = []
-    for start, size, extent in zip(starts, sizes, shape, strict=True):
-        known = tf.get_static_value(start)
-        if extent == size:
-            clamped.append(0)
-        elif known is not None and isinstance(extent, int):
-            clamped.append(int(np.clip(int(known), 0, extent - int(size))))
-        else:
-            last = tf.cast(lowering.dimension(extent) - lowering.dimension(size), tf.int32)
-            clamped.append(tf.minimum(tf.maximum(tf.cast(start, tf.int32), 0), last))
-    return clamped if all(isinstance(c, int) for c in clamped) else tf.stack(clamped)
