@@ -251,5 +251,6 @@ def _choose_rate(session: Any, rate_hz: float | None) -> float:
 
 
 def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return 0.0 < float(value) < math.inf
