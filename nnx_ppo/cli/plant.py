@@ -46,13 +46,11 @@ class EnvironmentPlant:
         return observation, float(sum(jax.tree.leaves(reward))), ended
 
     def compile(self, action: Any) -> None:
-        """Compile all that an episode calls, so that its first steps are as fast as the rest.
+        """Compile all that an episode calls, so that its first cycle is as fast as the rest.
 
-        A state that `step` returned may differ from a fresh one in ways that make JAX compile
-        `step` again (weak types), so it takes two steps to have met both.
+        `reset` also splits a key, which would else be compiled in the first cycle of a loop.
         """
         keys = self._keys
         self.reset()
-        self.step(action)
         self.step(action)
         self._keys, self._state, self._steps = keys, None, 0
