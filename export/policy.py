@@ -17,6 +17,7 @@ from export.card import write_card
 from export.errors import ExportError, MissingExtraError
 from export.step import Step, build_step
 from export.trajectory import Trajectory, generate_observations, record, reset_schedule
+from serving.action_values import check_action_values
 from serving.bundle import Bundle
 from serving.bundle_writer import BundleWriter
 from serving.manifest import Artefact, Manifest, metadata_from
@@ -100,6 +101,7 @@ def export_policy(
         step = build_step(
             network, observation, batch_size=batch_size, extra_outputs=tuple(extra_outputs)
         )
+        check_action_values(described, step.action_ports)
         manifest = Manifest(
             name=name if name is not None else Path(path).name,
             batch_size=batch_size,
@@ -184,34 +186,11 @@ def _write_artefacts(
         for package in ("tensorflow", "tf2onnx", "onnx"):
             _require(package)
         from export.formats.onnx import write_onnx
+        from export.formats.onnx_metadata import onnx_metadata
 
-        artefacts["onnx"] = write_onnx(step, directory, opset, onnx_metadata(manifest))
+        properties = onnx_metadata(manifest, step.initial_carry)
+        artefacts["onnx"] = write_onnx(step, directory, opset, properties)
     return artefacts
-
-
-def onnx_metadata(manifest: Manifest) -> dict[str, Any]:
-    """Return what the ONNX file says about itself, so that it is useful without the bundle.
-
-    Keys: `nnx_ppo.format_version`, `nnx_ppo.name`, `nnx_ppo.control_rate_hz`, `nnx_ppo.carry`
-    (list of input, output, reset), `nnx_ppo.metadata`, and each known field of the metadata under
-    its own name. Values that are not strings are JSON at full precision.
-    """
-    import msgspec
-
-    fields = {
-        k: v for k, v in msgspec.to_builtins(manifest.metadata).items() if v not in (None, {})
-    }
-    return {
-        **{key: value for key, value in fields.items() if key != "extra"},
-        "nnx_ppo.format_version": manifest.format_version,
-        "nnx_ppo.name": manifest.name,
-        "nnx_ppo.control_rate_hz": manifest.control_rate_hz,
-        "nnx_ppo.carry": [
-            {"input": port.name, "output": port.next_name, "reset": port.reset}
-            for port in manifest.carry_ports
-        ],
-        "nnx_ppo.metadata": fields,
-    }
 
 
 def _check_choices(what: str, given: Sequence[str], known: Sequence[str]) -> None:

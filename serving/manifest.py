@@ -72,10 +72,20 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     joint_names: list[str] | dict[str, list[str]] | None = None
     default_joint_positions: list[float] | dict[str, list[float]] | None = None
+    joint_stiffness: list[float] | dict[str, list[float]] | None = None
+    """Gain of each joint's position, in the units of torque per angle that the robot uses."""
+    joint_damping: list[float] | dict[str, list[float]] | None = None
+    """Gain of each joint's velocity, likewise."""
     action_scale: Numbers = None
     action_offset: Numbers = None
+    action_low: Numbers = None
+    """Lower limit of what the robot may be sent, so after scale and offset."""
+    action_high: Numbers = None
+    """Upper limit, likewise."""
     action_applied_by: Literal["policy", "robot"] | None = None
-    """Who applies scale and offset: "policy" if the exported step already does."""
+    """Who applies scale, offset and limits: "policy" if the exported step already does."""
+    command_names: list[str] | None = None
+    """Commands that the policy was trained to follow."""
     observation_terms: list[str] | dict[str, list[str]] | None = None
     quaternion_order: Literal["wxyz", "xyzw"] | None = None
     units: str | dict[str, str] | None = None
@@ -132,11 +142,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Initial carry and golden trajectory."""
 
 
+ALIASES = {
+    "default_joint_pos": "default_joint_positions",
+    "observation_names": "observation_terms",
+}
+"""Names that robot projects use for a field, to the field."""
+
+
 def metadata_from(values: Mapping[str, Any] | None) -> Metadata:
     """Sorts a user's mapping into the known fields and `extra`.
 
     Arrays and NumPy scalars become lists and numbers. A key `extra` that holds a mapping is merged
-    with the unknown keys.
+    with the unknown keys. `ALIASES` are taken for the fields that they mean.
 
     >>> metadata_from({"joint_names": ["hip"], "robot": "R2"}).extra
     {'robot': 'R2'}
@@ -152,6 +169,11 @@ def metadata_from(values: Mapping[str, Any] | None) -> Metadata:
         plain = {str(key): _to_json(value, str(key)) for key, value in (values or {}).items()}
     except RecursionError as error:
         raise BundleError("metadata", "is nested too deeply, or within itself") from error
+    for alias, field in ALIASES.items():
+        if alias in plain:
+            if field in plain:
+                raise BundleError("metadata", f"{alias} is another name of {field}; give only one")
+            plain[field] = plain.pop(alias)
     extra = plain.pop("extra", {})
     if not isinstance(extra, dict):
         raise BundleError("metadata", f"extra: expected a mapping, got {type(extra).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,20 +60,17 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     return model
 
 
-def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, Any]) -> Artefact:
+def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, str]) -> Artefact:
     """Write the artefact below `directory` and return its manifest entry.
 
     Args:
         step: What to write.
         directory: The bundle under construction.
         opset: ONNX operator set.
-        metadata: Entries of `metadata_props`; values other than strings become JSON.
+        metadata: Entries of `metadata_props`.
     """
     model = convert(step, opset)
-    helper.set_model_props(
-        model,
-        {k: v if isinstance(v, str) else json.dumps(v) for k, v in sorted(metadata.items())},
-    )
+    helper.set_model_props(model, dict(sorted(metadata.items())))
     target = directory / ENTRY
     target.parent.mkdir(parents=True)
     target.write_bytes(model.SerializeToString(deterministic=True))

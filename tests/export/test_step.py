@@ -181,24 +181,6 @@ def test_the_onnx_file_is_standard_and_passes_the_full_check(exported):
         assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
-def test_the_onnx_file_alone_says_how_to_feed_its_carry_back(tmp_path):
-    network, observation = export_networks.make("gru")
-    bundle = export_policy(
-        network,
-        observation,
-        tmp_path / "policy",
-        formats=["onnx"],
-        control_rate_hz=50.0,
-        metadata={"joint_names": ["hip", "knee"], "robot": "walker", "action_scale": 0.1},
-    )
-    model = onnx.load(bundle.artefact_path("onnx"))
-    props = {entry.key: entry.value for entry in model.metadata_props}
-    assert props["joint_names"] == '["hip", "knee"]'
-    assert props["nnx_ppo.control_rate_hz"] == "50.0" and props["action_scale"] == "0.1"
-    assert '"output": "next_carry.1.action.0"' in props["nnx_ppo.carry"]
-    assert '"robot": "walker"' in props["nnx_ppo.metadata"]
-
-
 def test_the_value_can_be_exported_as_an_extra_output(tmp_path):
     network, observation = export_networks.make("critic_lstm")
     bundle = export_policy(
