@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from export.card import write_card
+from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
 from export.step import Step, build_step
 from export.trajectory import Trajectory, generate_observations, record, reset_schedule
@@ -131,7 +132,8 @@ def export_policy(
         )
         golden = record_golden(manifest, step, network)
         write_card(writer.path, manifest)
-        return writer.commit(manifest, step.initial_carry, golden)
+        structure = describe_structure(step, writer.path, manifest.artefacts)
+        return writer.commit(manifest, step.initial_carry, golden, structure)
 
 
 def record_golden(manifest: Manifest, step: Step, network: Any) -> dict[str, np.ndarray]:

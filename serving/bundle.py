@@ -3,7 +3,8 @@
 `read_bundle` reads the manifest with its limits first, then every file it lists: name, kind, size
 and SHA-256; then the tensors of initial carry and golden trajectory against the ports. A file in an
 artefact's directory that the manifest does not list is refused too, since a runtime would read it.
-Files at the top that it does not list (`parity.json`, `report.html`, `README.md`) are left alone.
+Files at the top that it does not list (`parity.json`, `latency.json`, `report.html`, `README.md`)
+are left alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from serving.manifest import (
     Manifest,
 )
 from serving.manifest_json import MAX_MANIFEST_BYTES, parse_manifest
+from serving.structure import STRUCTURE_FILE, Structure, parse_structure
 from serving.tensors import check_tensors, decode_tensors, port_shapes
 
 RESET = "reset"
@@ -49,6 +51,8 @@ class Bundle:
     golden: dict[str, np.ndarray]
     """Recorded trajectory: observation, action and `next_carry` ports as [T, B, ...], and `reset`
     as bool [T, B], true where a row is reset before the step."""
+    structure: Structure | None = None
+    """What the network is made of; None in a bundle that does not say."""
 
     def artefact(self, key: str) -> Artefact:
         """Returns the artefact of that name.
@@ -113,7 +117,10 @@ def read_bundle(path: str | Path) -> Bundle:
     initial_carry = decode_tensors(contents[INITIAL_CARRY_FILE], root / INITIAL_CARRY_FILE)
     golden = decode_tensors(contents[GOLDEN_FILE], root / GOLDEN_FILE)
     check_recordings(manifest, initial_carry, golden, root)
-    return Bundle(root, manifest, initial_carry, golden)
+    structure = None
+    if STRUCTURE_FILE in contents:
+        structure = parse_structure(contents[STRUCTURE_FILE], root / STRUCTURE_FILE)
+    return Bundle(root, manifest, initial_carry, golden, structure)
 
 
 def to_path(path: Any) -> Path:

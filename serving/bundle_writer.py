@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from serving.manifest import (
 )
 from serving.manifest_json import encode_manifest
 from serving.partials import Partial, remove_abandoned
+from serving.structure import STRUCTURE_FILE, Structure, encode_structure
 from serving.tensors import encode_tensors
 
 _CHUNK = 1024 * 1024
@@ -107,6 +109,8 @@ class BundleWriter:
         manifest: Manifest,
         initial_carry: Mapping[str, Any],
         golden: Mapping[str, Any],
+        structure: Structure | None = None,
+        before_move: Callable[[Bundle], None] | None = None,
     ) -> Bundle:
         """Adds tensors and manifest, checks the whole as a reader would, and moves it in place.
 
@@ -115,6 +119,9 @@ class BundleWriter:
             initial_carry: carry port name to array without batch axis; JAX arrays and NumPy scalars
                 are taken too, here and below.
             golden: observation, action and `next_carry` ports as [T, B, ...], `reset` bool [T, B].
+            structure: what the network is made of.
+            before_move: called with the bundle where it is being written, to add files that the
+                manifest does not list.
 
         Returns:
             The bundle at its target.
@@ -129,9 +136,15 @@ class BundleWriter:
         try:
             (root / INITIAL_CARRY_FILE).write_bytes(encode_tensors(carry))
             (root / GOLDEN_FILE).write_bytes(encode_tensors(trajectory))
+            names = [INITIAL_CARRY_FILE, GOLDEN_FILE]
+            if structure is not None:
+                names.append(STRUCTURE_FILE)
+                (root / STRUCTURE_FILE).write_bytes(
+                    encode_structure(structure, self.target / STRUCTURE_FILE)
+                )
             manifest = msgspec.structs.replace(
                 manifest,
-                files=[_describe(root, root / name) for name in (INITIAL_CARRY_FILE, GOLDEN_FILE)],
+                files=[_describe(root, root / name) for name in names],
                 artefacts={
                     key: msgspec.structs.replace(artefact, files=_list_files(root, artefact))
                     for key, artefact in manifest.artefacts.items()
@@ -140,6 +153,8 @@ class BundleWriter:
             data = encode_manifest(manifest, self.target / MANIFEST_FILE)
             (root / MANIFEST_FILE).write_bytes(data)
             bundle = read_bundle(root)
+            if before_move is not None:
+                before_move(bundle)
             files.sync_tree(root)
             self._check_target()
             files.move_directory(root, self.target, replace=self._overwrite)
@@ -151,7 +166,7 @@ class BundleWriter:
         if self._partial is not None:
             self._partial.close()
             self._partial = None
-        return Bundle(self.target, bundle.manifest, bundle.initial_carry, bundle.golden)
+        return dataclasses.replace(bundle, path=self.target)
 
     def _check_target(self) -> None:
         target = self.target

@@ -139,7 +139,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     git_commit: str | None
     artefacts: dict[str, Artefact]
     files: list[File] = []
-    """Initial carry and golden trajectory."""
+    """Initial carry, golden trajectory, and what the network is made of, if it was recorded."""
 
 
 ALIASES = {

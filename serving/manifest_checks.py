@@ -17,6 +17,7 @@ from pathlib import Path
 from serving import tree
 from serving.errors import BundleError, TreeError
 from serving.manifest import GOLDEN_FILE, INITIAL_CARRY_FILE, Artefact, File, Manifest, Port
+from serving.structure import STRUCTURE_FILE
 
 MAX_PORTS = 4096
 MAX_FILES = 4096
@@ -41,6 +42,7 @@ ARTEFACTS = {
 """Names of artefacts, with the format and flavour each of them has."""
 
 TENSOR_FILES = (INITIAL_CARRY_FILE, GOLDEN_FILE)
+OPTIONAL_FILES = (STRUCTURE_FILE,)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -158,8 +160,11 @@ def _check_network_carry(manifest: Manifest) -> None:
 
 
 def _check_files(manifest: Manifest) -> None:
-    if sorted(file.path for file in manifest.files) != sorted(TENSOR_FILES):
-        raise ValueError(f"files must list exactly {list(TENSOR_FILES)}")
+    listed = sorted(file.path for file in manifest.files if file.path not in OPTIONAL_FILES)
+    if listed != sorted(TENSOR_FILES):
+        raise ValueError(
+            f"files must list exactly {list(TENSOR_FILES)}, and may list {list(OPTIONAL_FILES)}"
+        )
     for file in manifest.files:
         if file.size > MAX_TENSOR_FILE_BYTES:
             raise ValueError(f"{file.path}: larger than the limit of {MAX_TENSOR_FILE_BYTES} bytes")
