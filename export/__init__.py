@@ -7,9 +7,11 @@ check_installed()
 from export.carry_conversion import to_exported_carry, to_network_carry
 from export.errors import (
     CarryConversionError,
+    DelayLayoutError,
     ExportError,
     HiddenStateError,
     HostCallbackError,
+    MetadataError,
     MissingExtraError,
     NetworkError,
     ObservationSpecError,
@@ -34,8 +36,10 @@ __all__ = [
     "RandomnessError",
     "HiddenStateError",
     "HostCallbackError",
+    "DelayLayoutError",
     "UnsupportedOperationError",
     "ObservationSpecError",
+    "MetadataError",
     "CarryConversionError",
     "ParityError",
     "MissingExtraError",

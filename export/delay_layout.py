@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from export.errors import CarryConversionError
+from export.errors import DelayLayoutError
 from nnx_ppo.networks.delay_line import TIME_ORDERED, DelayLine
 
 _POINTERS = ("buffer_idx", "idx")
@@ -35,9 +35,22 @@ class CarryLeaf:
 def use_time_order(network: nnx.Module) -> None:
     """Switch every delay line inside `network`, a private copy, to time order."""
     for _, module in nnx.iter_modules(network):
-        # A user's module may call something else by that name.
-        if isinstance(getattr(module, "delay_line", None), DelayLine):
+        if _has_delay_line(module):
             setattr(module, "delay_line", TIME_ORDERED)  # noqa: B010  (any module may have one)
+
+
+def delay_modules(network: nnx.Module) -> list[str]:
+    """Return the path and class of every module with a delay line, such as `2 (Delay)`."""
+    return [
+        f"{'.'.join(map(str, path)) or 'network'} ({type(module).__qualname__})"
+        for path, module in nnx.iter_modules(network)
+        if _has_delay_line(module)
+    ]
+
+
+def _has_delay_line(module: Any) -> bool:
+    # A user's module may call something else by that name.
+    return isinstance(getattr(module, "delay_line", None), DelayLine)
 
 
 def align(network_carry: Any, exported_carry: Any) -> list[CarryLeaf]:
@@ -54,7 +67,24 @@ def align(network_carry: Any, exported_carry: Any) -> list[CarryLeaf]:
     exported, _ = _numbered(exported_carry)
     found: dict[int, CarryLeaf] = {}
     _align(numbered, exported, found, "carry")
-    return [found[index] for index in range(len(found))]
+    layout = [found[index] for index in range(len(found))]
+    _refuse_other_leaves(layout, network_carry, jax.tree.leaves(exported_carry))
+    return layout
+
+
+def _refuse_other_leaves(layout: list[CarryLeaf], network_carry: Any, exported: list[Any]) -> None:
+    named = jax.tree_util.tree_flatten_with_path(network_carry)[0]
+    for leaf, (path, own) in zip(layout, named, strict=True):
+        if leaf.exported_index is None:
+            continue
+        other = exported[leaf.exported_index]
+        if own.shape != other.shape or own.dtype != other.dtype:
+            raise DelayLayoutError(
+                f"carry{jax.tree_util.keystr(path)} is {own.dtype}{list(own.shape)}, and "
+                f"{other.dtype}{list(other.shape)} once delays are in time order, which has no "
+                "pointer: `initialize_state` makes it from the carry of a Delay or "
+                "PopulationGraph. Keep that carry as it is, as an entry of your own"
+            )
 
 
 def _numbered(tree: Any) -> tuple[Any, int]:
@@ -78,10 +108,10 @@ def _align(network: Any, exported: Any, found: dict[int, CarryLeaf], where: str)
         return
     own_parts, other_parts = _children(network), _children(exported)
     if [key for key, _ in own_parts] != [key for key, _ in other_parts]:
-        raise CarryConversionError(
-            f"{where} has another structure once delays are in time order: "
-            f"{[key for key, _ in own_parts]} against {[key for key, _ in other_parts]}; "
-            "`initialize_state` must not depend on more than the delay line's layout"
+        raise DelayLayoutError(
+            f"{where} has another structure once delays are in time order, which has no pointer: "
+            f"{[key for key, _ in own_parts]} against {[key for key, _ in other_parts]}. "
+            "Keep the carry of a Delay or PopulationGraph as it is, as an entry of your own"
         )
     for (key, own), (_, other) in zip(own_parts, other_parts, strict=True):
         _align(own, other, found, f"{where}.{key}")

@@ -27,6 +27,10 @@ class HostCallbackError(NetworkError):
     """The step calls back into Python, which does not exist where it will run."""
 
 
+class DelayLayoutError(NetworkError):
+    """A module depends on how a delay's past values lie in the carry."""
+
+
 class UnsupportedOperationError(ExportError):
     """A primitive has no rule towards the portable formats.
 
@@ -62,6 +66,10 @@ class UnsupportedOperationError(ExportError):
 
 class ObservationSpecError(ExportError):
     """The example observation, recorded observations or their structure do not fit."""
+
+
+class MetadataError(ExportError):
+    """The metadata does not fit the policy's action."""
 
 
 class CarryConversionError(ExportError):

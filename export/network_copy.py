@@ -7,6 +7,7 @@ whatever happens afterwards happens to copies.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from export.errors import NetworkError, RandomnessError
 from export.module_scopes import note_module_paths
 from export.prng_keys import is_key, without_key_type
 from export.structure import leaf_names, paths_of
+from nnx_ppo.networks.types import PPONetworkOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,19 @@ class NetworkCopy:
                 f"initialize_state({batch_size}) failed with {_named(error)}"
             ) from error
 
+    @functools.cached_property
+    def step(self) -> Any:
+        """A function from carry and observation to action and next carry, under `jax.jit`.
+
+        One for all who need it, so that it is traced once for each batch size.
+        """
+
+        def step(carry: Any, observation: Any) -> tuple[Any, Any]:
+            output = self.merge()(carry, observation)
+            return action_of_output(output), output.next_state
+
+        return jax.jit(step)
+
     def reset_state(self, carry: Any) -> Any:
         """Return what the network makes of `carry` at the end of an episode.
 
@@ -66,6 +81,22 @@ class NetworkCopy:
                 f"instead of {before}"
             )
         return reset
+
+
+def action_of_output(output: Any) -> Any:
+    """Return the action's tree from what a network returned for one step."""
+    result = output.output
+    if isinstance(result, PPONetworkOutput):
+        return result.actions
+    return jax.tree.map(_action_of, result, is_leaf=_is_sampler_output)
+
+
+def _is_sampler_output(node: Any) -> bool:
+    return isinstance(node, dict) and {"action", "log_likelihood"} <= set(node)
+
+
+def _action_of(node: Any) -> Any:
+    return node["action"] if _is_sampler_output(node) else node
 
 
 def reference_copy(network: Any) -> NetworkCopy:

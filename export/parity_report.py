@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from export.errors import ParityError
 from serving.bundle import Bundle
 from serving.files import write_atomically
 
@@ -148,11 +149,21 @@ def _finite(value: Any) -> Any:
 
 
 def write_report(bundle: Bundle, report: ParityReport) -> tuple[Path, Path]:
-    """Write `parity.json` and `report.html` into the bundle, each complete or not at all."""
+    """Write `parity.json` and `report.html` into the bundle, each complete or not at all.
+
+    Raises:
+        ParityError: The bundle cannot be written.
+    """
     parity, page = bundle.path / PARITY_FILE, bundle.path / REPORT_FILE
     text = json.dumps(report.to_json(), indent=1)
-    write_atomically(parity, text.encode())
-    write_atomically(page, _page(bundle, report).encode())
+    try:
+        write_atomically(parity, text.encode())
+        write_atomically(page, _page(bundle, report).encode())
+    except OSError as error:
+        raise ParityError(
+            f"the comparison is done, but its report cannot be written into {bundle.path}: "
+            f"{error}; pass write=False (--no-write) to do without"
+        ) from error
     return parity, page
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,19 @@ import numpy as np
 from export.card import write_card
 from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
+from export.metadata_fit import fit_metadata
 from export.step import Step, build_step
-from export.trajectory import Trajectory, generate_observations, record, reset_schedule
+from export.trajectory import (
+    GOLDEN_ROWS,
+    Trajectory,
+    generate_observations,
+    record,
+    reset_schedule,
+)
 from serving.action_values import check_action_values
 from serving.bundle import Bundle
 from serving.bundle_writer import BundleWriter
+from serving.errors import BundleError
 from serving.manifest import Artefact, Manifest, metadata_from
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
@@ -33,7 +42,6 @@ HIGHEST_OPSET = 18
 """The newest that tf2onnx writes."""
 
 _GOLDEN_STEPS = 64
-_GOLDEN_ROWS = 2
 _VERSIONS_OF = ("jax", "jaxlib", "flax", "tensorflow-cpu", "tensorflow", "tf2onnx", "onnx", "numpy")
 
 
@@ -80,7 +88,7 @@ def export_policy(
 
     Raises:
         ExportError: The network cannot be exported as asked; the message says what to change.
-        serving.BundleError: `path` exists or cannot be written, or the metadata does not fit.
+        serving.BundleError: `path` exists or cannot be written, or the metadata is not JSON.
 
     Example:
         >>> import tempfile, numpy as np
@@ -96,12 +104,17 @@ def export_policy(
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
     _check_opset(opset)
+    if isinstance(extra_outputs, str):
+        raise ExportError(f"extra_outputs must be a list of names, got {extra_outputs!r}")
+    if name is not None and not (isinstance(name, str) and name.isprintable() and name):
+        raise ExportError(f"name must be None or printable text, got {name!r}")
     control_rate_hz = _checked_rate(control_rate_hz)
     described = metadata_from(metadata)
-    with BundleWriter(path, overwrite=overwrite) as writer:
+    with _writing_to(path), BundleWriter(path, overwrite=overwrite) as writer:
         step = build_step(
             network, observation, batch_size=batch_size, extra_outputs=tuple(extra_outputs)
         )
+        described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
         manifest = Manifest(
             name=name if name is not None else Path(path).name,
@@ -136,13 +149,22 @@ def export_policy(
         return writer.commit(manifest, step.initial_carry, golden, structure)
 
 
+@contextlib.contextmanager
+def _writing_to(path: str | Path) -> Iterator[None]:
+    """Inside, what the disk refuses is an error about `path`, not about a hidden one beside it."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(path, f"cannot be written: {error}") from error
+
+
 def record_golden(manifest: Manifest, step: Step, network: Any) -> dict[str, np.ndarray]:
     """Record the trajectory that every machine can replay to test itself.
 
     Returns:
         Observation, action and `next_carry` ports as `[T, B, ...]`, and `reset` `[T, B]` bool.
     """
-    rows = step.batch_size or _GOLDEN_ROWS
+    rows = step.batch_size or GOLDEN_ROWS
     observations = generate_observations(manifest, network, _GOLDEN_STEPS, rows, seed=1)
     reset = reset_schedule(_GOLDEN_STEPS, rows, seed=1)
     return golden_tensors(manifest, record(manifest, step.reference, observations, reset))

@@ -10,8 +10,10 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
+from export.delay_check import refuse_ring_readers
+from export.delay_failures import failures_explained
 from export.delay_layout import CarryLeaf, align
-from export.errors import ObservationSpecError
+from export.errors import NetworkError, ObservationSpecError
 from export.network_copy import (
     NetworkCopy,
     export_copy,
@@ -21,7 +23,14 @@ from export.network_copy import (
 )
 from export.passes import fold_scales, merge_linear_maps, take_slots
 from export.prng_keys import is_key
-from export.structure import Path, describe, leaf_dtype, leaf_names, paths_of
+from export.structure import (
+    Path,
+    describe,
+    leaf_dtype,
+    leaf_names,
+    paths_of,
+    require_importable_classes,
+)
 from export.trace import TracedStep, trace_step
 from serving import manifest as bundle_format
 from serving import tree as serving_tree
@@ -103,11 +112,15 @@ def build_step(
             f"batch_size must be None or an integer of at least 1, got {batch_size!r}"
         )
     observation = observation_spec(observation)
+    require_importable_classes(observation, "observation")
     reference, copy = reference_copy(network), export_copy(network)
-    layout = align(reference.initialize_state(1), copy.initialize_state(1))
-    fresh = copy.initialize_state(1)
-    rows = jax.tree.unflatten(jax.tree.structure(fresh), fresh_rows(copy))
-    traced = trace_step(copy, rows, observation, batch_size=batch_size, extra_outputs=extra_outputs)
+    options = {"batch_size": batch_size, "extra_outputs": extra_outputs}
+    with failures_explained(reference, observation, **options):
+        fresh = copy.initialize_state(1)
+        layout = align(reference.initialize_state(1), fresh)
+        rows = jax.tree.unflatten(jax.tree.structure(fresh), fresh_rows(copy))
+        traced = trace_step(copy, rows, observation, **options)
+    refuse_ring_readers(reference, copy, layout, observation, batch_size, traced.unsimplified)
     fresh_rows(copy, traced.kept_carry)
     carry_ports = _carry_ports(copy, rows, layout, traced)
     observation_ports, observation_tree = _ports("obs", observation, traced.kept_observation)
@@ -115,6 +128,8 @@ def build_step(
     extra_ports: list[bundle_format.Port] = []
     for name, tree in traced.extras.items():
         extra_ports += _ports(name, tree, None)[0]
+    for port in [*observation_ports, *carry_ports, *action_ports, *extra_ports]:
+        _refuse_empty(port)
     kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]
     return Step(
         closed=traced.closed,
@@ -180,6 +195,14 @@ def _ports(role: str, tree: Any, kept: list[bool] | None) -> tuple[list[Any], An
         return serving_tree.Leaf(port=name, shape=list(leaf.shape), dtype=str(leaf.dtype))
 
     return ports, describe(tree, role, make_leaf)
+
+
+def _refuse_empty(port: bundle_format.Port) -> None:
+    if 0 in port.shape:
+        raise NetworkError(
+            f"{port.name} has the shape {port.shape}, so it holds no element, which a format "
+            "cannot express. Leave it out of the tree, or give it at least one element"
+        )
 
 
 def _port(name: str, path: Path, leaf: Any) -> bundle_format.Port:

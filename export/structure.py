@@ -88,6 +88,37 @@ def _describe(tree: Any, path: Path, what: str, make_leaf: Callable[..., Any]) -
     )
 
 
+def require_importable_classes(tree: Any, what: str) -> None:
+    """Check that `rebuild`, also in another process, can find the classes of `tree` by name.
+
+    Raises:
+        ObservationSpecError: Naming the first class that cannot be imported.
+    """
+
+    def visit(node: Any, path: Path) -> None:
+        kind, keys, children = _one_level(node, path, what)
+        if kind in ("namedtuple", "dataclass"):
+            cls = type(node)
+            class_path = f"{cls.__module__}:{cls.__qualname__}"
+            if _find_class(class_path) is not cls:
+                raise ObservationSpecError(
+                    f"{'.'.join([what, *map(str, path)])} is a {class_path}, a class that cannot "
+                    "be imported by that name (one made inside a function, or replaced). Define it "
+                    "at the top level of its module, or use a dict"
+                )
+        for key, child in zip(keys, children, strict=True):
+            visit(child, (*path, key))
+
+    visit(tree, ())
+
+
+def _find_class(class_path: str) -> Any:
+    try:
+        return _import_class(class_path)
+    except ObservationSpecError:
+        return None
+
+
 def _children_first(tree: Any, path: Path, what: str) -> list[tuple[Path, Any]]:
     kind, keys, children = _one_level(tree, path, what)
     if kind == "leaf":
@@ -214,7 +245,7 @@ def _import_class(class_path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ObservationSpecError(
             f"the tree was built with the class {class_path}, which cannot be imported ({error}); "
-            "make its module importable here"
+            "make its module importable here, with the class at its top level"
         ) from error
     return found
 

@@ -15,7 +15,7 @@ from jax.extend import core as jcore
 
 from export.errors import NetworkError
 from export.module_scopes import module_scopes
-from export.network_copy import NetworkCopy
+from export.network_copy import NetworkCopy, action_of_output
 from export.passes import (
     drop_dead_columns,
     fold_constants,
@@ -48,6 +48,8 @@ class TracedStep:
     """
 
     closed: jcore.ClosedJaxpr
+    unsimplified: jcore.ClosedJaxpr
+    """As recorded: inputs are all Variables, all carry leaves and all observation leaves."""
     kept_carry: list[bool]
     """One flag per leaf of the exported carry."""
     kept_observation: list[bool]
@@ -219,22 +221,6 @@ def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, 
     return action, extras
 
 
-def action_of_output(output: Any) -> Any:
-    """Return the action's tree from what a network returned for one step."""
-    result = output.output
-    if isinstance(result, PPONetworkOutput):
-        return result.actions
-    return jax.tree.map(_action_of, result, is_leaf=_is_sampler_output)
-
-
-def _is_sampler_output(node: Any) -> bool:
-    return isinstance(node, dict) and {"action", "log_likelihood"} <= set(node)
-
-
-def _action_of(node: Any) -> Any:
-    return node["action"] if _is_sampler_output(node) else node
-
-
 def _check_next_carry(carry: Any, next_carry: Any) -> None:
     before, after = jax.tree.structure(carry), jax.tree.structure(next_carry)
     if before != after:
@@ -280,6 +266,7 @@ def _prune(
     refuse_hidden_state(used[: raw.n_state], changed, copy)
     return TracedStep(
         closed=_actions_carry_extras(drop_dead_columns(pruned), raw, sum(kept)),
+        unsimplified=raw.closed,
         kept_carry=kept,
         kept_observation=observation_used,
         action=raw.action,

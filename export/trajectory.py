@@ -15,11 +15,12 @@ from export.errors import ObservationSpecError
 from export.network_copy import NetworkCopy
 from export.prng_keys import without_key_type
 from export.structure import leaf_names, paths_of, rebuild
-from export.trace import action_of_output
 from nnx_ppo.networks.normalizer import Normalizer
 from serving import tree as serving_tree
 from serving.manifest import Manifest
 
+GOLDEN_ROWS = 2
+"""Environments of the trajectory that a bundle holds, unless its batch size is fixed."""
 _LARGE = 10.0
 """Size of the large corner case, in standard deviations."""
 
@@ -66,15 +67,14 @@ def record(
 
     @jax.jit
     def step(carry: Any, observation: Any, reset_rows: Any) -> Any:
-        network = reference.merge()
         carry = jax.tree.map(
             lambda fresh, old: jnp.where(_like_rows(reset_rows, old), fresh, old),
-            network.reset_state(carry),
+            reference.merge().reset_state(carry),
             carry,
         )
-        output = network(carry, observation)
-        leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(output.next_state)]
-        return jax.tree.leaves(action_of_output(output)), output.next_state, leaves
+        action, next_carry = reference.step(carry, observation)
+        leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(next_carry)]
+        return jax.tree.leaves(action), next_carry, leaves
 
     carry = reference.initialize_state(batch_size)
     actions: list[list[np.ndarray]] = []

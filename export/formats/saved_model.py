@@ -38,9 +38,12 @@ def write_saved_model(
         function = portable_function(step) if flavour == "portable" else xla_function(step)
     with quiet_tensorflow():
         concrete = function.get_concrete_function()
-        tf.saved_model.save(
-            tf.Module(), str(directory / entry), signatures={"serving_default": concrete}
-        )
+        try:
+            tf.saved_model.save(
+                tf.Module(), str(directory / entry), signatures={"serving_default": concrete}
+            )
+        except tf.errors.OpError as error:  # of a disk that is full, say
+            raise OSError(error.message) from error
     if flavour == "xla":
         _lower_version(directory / entry / "saved_model.pb")
     return Artefact(
