@@ -14,9 +14,10 @@ from onnx import helper
 
 from export.errors import ExportError
 from export.formats.onnx_cleanup import bodies_of, fuse_layers
-from export.formats.onnx_handlers import HANDLERS
+from export.formats.onnx_handlers import HANDLERS, restore_rounding
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
+from export.lowering.half_precision import NOTE, half_details
 from export.step import Step
 from serving.manifest import Artefact
 
@@ -41,7 +42,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
         batch: Any = step.batch_size
         if batch is None:
             batch = tf.shape(inputs[0])[0]
-        outputs = Lowering(batch).run(step.portable, inputs)
+        outputs = Lowering(batch).run_step(step.portable, inputs)
         return tuple(tf.identity(value) for value in outputs)
 
     function = tf.function(
@@ -55,6 +56,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
             custom_op_handlers=HANDLERS,
         )
     model = _with_port_names(model, step)
+    restore_rounding(model.graph)
     fuse_layers(model)
     _check(model)
     return model
@@ -83,6 +85,7 @@ def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, s
             "nodes": len(model.graph.node),
             "tf2onnx_version": tf2onnx.__version__,
             "onnx_version": onnx.__version__,
+            **half_details(step.portable, NOTE),
         },
     )
 

@@ -14,6 +14,7 @@ from export.formats.tensorflow_function import (
     quiet_tensorflow,
     xla_function,
 )
+from export.lowering.half_precision import NOTE, half_details
 from export.step import Step
 from serving.manifest import Artefact
 
@@ -50,7 +51,11 @@ def write_saved_model(
         format="saved_model",
         flavour=flavour,
         entry=entry,
-        details={"tensorflow_version": tf.__version__, "signature": "serving_default"},
+        details={
+            "tensorflow_version": tf.__version__,
+            "signature": "serving_default",
+            **half_details(step.portable, NOTE if flavour == "portable" else None),
+        },
     )
 
 

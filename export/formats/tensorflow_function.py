@@ -32,7 +32,7 @@ def portable_function(step: Step) -> Any:
         batch: Any = step.batch_size
         if batch is None:
             batch = tf.shape(inputs[0])[0]
-        outputs = Lowering(batch).run(step.portable, inputs)
+        outputs = Lowering(batch).run_step(step.portable, inputs)
         return _named(step, outputs)
 
     return tf.function(portable, autograph=False, input_signature=input_signature(step))

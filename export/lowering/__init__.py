@@ -1,6 +1,7 @@
 """From jaxpr to plain TensorFlow operations: the portable SavedModel, and ONNX by way of it."""
 
 from export.lowering import (
+    arithmetic,
     control_flow,
     cumulative,
     dynamic_slicing,
@@ -11,6 +12,7 @@ from export.lowering import (
     scatter,
     shape,
     sorting,
+    special_functions,
 )
 from export.lowering.interpreter import Lowering
 from export.lowering.registry import RULES, NotLowerable
@@ -19,6 +21,7 @@ __all__ = ["RULES", "Lowering", "NotLowerable"]
 
 # Importing a module of rules registers them.
 _RULE_MODULES = (
+    arithmetic,
     control_flow,
     cumulative,
     dynamic_slicing,
@@ -29,4 +32,5 @@ _RULE_MODULES = (
     scatter,
     shape,
     sorting,
+    special_functions,
 )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from jax.extend import core as jcore
 
 from export.lowering.elementwise import select
+from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES, NotLowerable
 from export.passes.rewrite import sub_jaxprs
 
@@ -115,7 +116,7 @@ def _scan_loop(
     n_carry = len(carry)
     buffer_avals = [variable.aval for variable in equation.outvars[n_carry:]]
     buffers = [
-        tf.zeros(lowering.exact_shape(aval.shape), tf.as_dtype(np.dtype(aval.dtype)))
+        tf.zeros(lowering.exact_shape(aval.shape), computed_dtype(aval.dtype))
         for aval in buffer_avals
     ]
     avals = [*(atom.aval for atom in body.jaxpr.outvars[:n_carry]), *buffer_avals]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from export.lowering.dynamic_slicing import read_window
 from export.lowering.elementwise import select
+from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES
 from export.lowering.windows import (
     Windows,
@@ -117,7 +118,7 @@ def _rows(windows: Windows, operand: Any, starts: dict[int, Any], whole: list[in
 
 def _fill_value(params: Any, aval: Any) -> np.ndarray:
     """Return what JAX fills in for an index outside: NaN, the lowest integer, True."""
-    dtype = np.dtype(aval.dtype)
+    dtype = np.dtype(computed_dtype(aval.dtype).as_numpy_dtype)
     fill = params.get("fill_value")
     if fill is None:
         if dtype.kind == "f":

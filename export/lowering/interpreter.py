@@ -10,6 +10,13 @@ import tensorflow as tf
 from jax.extend import core as jcore
 
 from export.errors import UnsupportedOperationError
+from export.lowering.half_precision import (
+    as_computed,
+    as_half,
+    computed_dtype,
+    is_half,
+    rounded,
+)
 from export.lowering.registry import RULES, NotLowerable
 from export.module_scopes import module_path_of, source_line_of
 from export.passes.rewrite import is_static_shape, is_var
@@ -28,16 +35,39 @@ class Lowering:
     def __init__(self, batch: Any):
         self.batch = batch
 
+    def run_step(self, closed: jcore.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of `closed` at `inputs`, each in the dtype that the jaxpr says."""
+        held = [
+            tf.cast(value, computed_dtype(variable.aval.dtype))
+            for variable, value in zip(closed.jaxpr.invars, inputs, strict=True)
+        ]
+        outputs = self.run(closed, held)
+        return [
+            as_half(value, str(atom.aval.dtype)) if is_half(atom.aval.dtype) else value
+            for value, atom in zip(outputs, closed.jaxpr.outvars, strict=True)
+        ]
+
     def run(self, closed: jcore.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of `closed` at `inputs`, as full tensors."""
+        outputs = self.run_on_elements(closed, inputs)
+        return [
+            self.full(value, atom.aval)
+            for value, atom in zip(outputs, closed.jaxpr.outvars, strict=True)
+        ]
+
+    def run_on_elements(self, closed: jcore.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of `closed`, narrow where their values repeat.
+
+        A jaxpr of scalars made of operations on elements takes arrays of any one shape.
+        """
         values: dict[Any, Any] = {}
         for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            values[variable] = np.asarray(constant)
+            values[variable] = as_computed(constant)
         for variable, value in zip(closed.jaxpr.invars, inputs, strict=True):
             values[variable] = value
         for equation in closed.jaxpr.eqns:
             self._run_equation(equation, values)
-        return [self.full(self._read(atom, values), atom.aval) for atom in closed.jaxpr.outvars]
+        return [self._read(atom, values) for atom in closed.jaxpr.outvars]
 
     def _run_equation(self, equation: jcore.JaxprEqn, values: dict[Any, Any]) -> None:
         if any(_is_complex(atom) for atom in (*equation.invars, *equation.outvars)):
@@ -46,8 +76,6 @@ class Lowering:
         if found is None:
             raise self._unsupported(equation, "")
         rule, broadcasts = found
-        if any(_is_bfloat16(atom) for atom in (*equation.invars, *equation.outvars)):
-            raise self._unsupported(equation, "bfloat16, which each runtime rounds at other places")
         inputs = [self._read(atom, values) for atom in equation.invars]
         if not broadcasts:
             inputs = [
@@ -64,7 +92,7 @@ class Lowering:
         if not isinstance(outputs, list):
             outputs = [outputs]
         for variable, value in zip(equation.outvars, outputs, strict=True):
-            values[variable] = value
+            values[variable] = rounded(equation, variable, value)
 
     def _unsupported(self, equation: jcore.JaxprEqn, reason: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
@@ -76,7 +104,7 @@ class Lowering:
 
     def _read(self, atom: Any, values: dict[Any, Any]) -> Any:
         if not is_var(atom):
-            return tf.constant(np.asarray(atom.val, atom.aval.dtype))
+            return tf.constant(as_computed(np.asarray(atom.val, atom.aval.dtype)))
         if isinstance(values[atom], np.ndarray):
             values[atom] = tf.constant(values[atom])
         return values[atom]
@@ -108,10 +136,6 @@ class Lowering:
             if all(o != 1 or _is_one(size) for o, size in zip(own, shape, strict=True)):
                 return value
         return tf.broadcast_to(value, self.exact_shape(shape))
-
-
-def _is_bfloat16(atom: Any) -> bool:
-    return str(getattr(atom.aval, "dtype", "")) == "bfloat16"
 
 
 def _is_complex(atom: Any) -> bool:

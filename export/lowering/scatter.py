@@ -10,6 +10,7 @@ from jax.extend import core as jcore
 
 from export.lowering.dynamic_slicing import read_window, write_window
 from export.lowering.elementwise import WIDER, select
+from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES, NotLowerable
 from export.lowering.windows import (
     along_batches,
@@ -49,7 +50,7 @@ def _scatter(lowering: Any, equation: Any, operand: Any, indices: Any, updates: 
     return tf.cast(result, dtype) if dtype != tf.bool else tf.not_equal(result, 0)
 
 
-_COMBINED_IN = {tf.bool: tf.int32, tf.float16: tf.float32}
+_COMBINED_IN = {tf.bool: tf.int32}
 
 
 def _combination(equation: Any) -> str:
@@ -177,7 +178,7 @@ def _one_after_the_other(
     body = equation.params["update_jaxpr"]
     if not isinstance(body, jcore.ClosedJaxpr):
         body = jcore.ClosedJaxpr(body, list(equation.params["update_consts"]))
-    dtype = tf.as_dtype(np.dtype(equation.invars[0].aval.dtype))
+    dtype = computed_dtype(equation.invars[0].aval.dtype)
     if dtype != flat.dtype:
         raise NotLowerable(f"applying a function to elements of {dtype.name}")
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from export.lowering.elementwise import WIDER
+from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES, NotLowerable
 
 
@@ -157,7 +158,7 @@ def _iota(lowering: Any, equation: Any, *dynamic_shape: Any) -> Any:
     aval = equation.outvars[0].aval
     axis = int(equation.params["dimension"])
     count = lowering.dimension(aval.shape[axis])
-    indices = tf.cast(tf.range(count), tf.as_dtype(np.dtype(aval.dtype)))
+    indices = tf.cast(tf.range(count), computed_dtype(aval.dtype))
     sizes: list[Any] = [1] * len(aval.shape)
     sizes[axis] = aval.shape[axis]
     return lowering.full(tf.reshape(indices, lowering.shape(sizes)), aval)
@@ -165,5 +166,5 @@ def _iota(lowering: Any, equation: Any, *dynamic_shape: Any) -> Any:
 
 @RULES.register("dim_as_value")
 def _dim_as_value(lowering: Any, equation: Any) -> Any:
-    target = tf.as_dtype(np.dtype(equation.outvars[0].aval.dtype))
+    target = computed_dtype(equation.outvars[0].aval.dtype)
     return tf.cast(lowering.dimension(equation.params["dim"]), target)
