@@ -2,6 +2,7 @@
 
 from export.lowering import (
     arithmetic,
+    bitwise,
     control_flow,
     cumulative,
     dynamic_slicing,
@@ -22,6 +23,7 @@ __all__ = ["RULES", "Lowering", "NotLowerable"]
 # Importing a module of rules registers them.
 _RULE_MODULES = (
     arithmetic,
+    bitwise,
     control_flow,
     cumulative,
     dynamic_slicing,
