@@ -1,4 +1,4 @@
-"""Rules for products of matrices and convolutions."""
+"""The rule for products of matrices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from export.lowering.registry import RULES, NotLowerable
+from export.lowering.elementwise import WIDER
+from export.lowering.half_precision import computed_dtype
+from export.lowering.registry import RULES
+
+_SUMMED_IN = {**WIDER, tf.uint64: tf.int64, tf.bool: tf.int32}
 
 
 @RULES.register("dot_general")
@@ -16,7 +20,9 @@ def _dot_general(lowering: Any, equation: Any, left: Any, right: Any) -> Any:
         "dimension_numbers"
     ]
     aval = equation.outvars[0].aval
-    wanted = tf.as_dtype(np.dtype(aval.dtype))
+    result_dtype = computed_dtype(aval.dtype)
+    # Bools are added up as "or"; sums of narrow integers are the same modulo their range.
+    wanted = _SUMMED_IN.get(result_dtype, result_dtype)
     left, right = tf.cast(left, wanted), tf.cast(right, wanted)
     left_shape, right_shape = (atom.aval.shape for atom in equation.invars)
     left_free = [a for a in range(len(left_shape)) if a not in (*left_contract, *left_batch)]
@@ -25,9 +31,11 @@ def _dot_general(lowering: Any, equation: Any, left: Any, right: Any) -> Any:
     left = _arrange(lowering, left, left_shape, left_batch, left_free, left_contract)
     right = _arrange(lowering, right, right_shape, right_batch, right_contract, right_free)
     product = tf.matmul(left, right)
-    if len(left_free) == 1 and len(right_free) == 1:
-        return product
-    return tf.reshape(product, lowering.shape(aval.shape))
+    if len(left_free) != 1 or len(right_free) != 1:
+        product = tf.reshape(product, lowering.shape(aval.shape))
+    if result_dtype == tf.bool:
+        return tf.not_equal(product, np.int32(0))
+    return tf.cast(product, result_dtype)
 
 
 def _arrange(lowering: Any, x: Any, shape: Any, batch: Any, rows: Any, columns: Any) -> Any:
@@ -54,50 +62,3 @@ def _product(sizes: Any) -> Any:
     for size in sizes:
         result = result * size
     return result
-
-
-@RULES.register("conv_general_dilated")
-def _conv_general_dilated(lowering: Any, equation: Any, x: Any, kernel: Any) -> Any:
-    params = equation.params
-    numbers = params["dimension_numbers"]
-    spatial = len(numbers.lhs_spec) - 2
-    if params["batch_group_count"] != 1:
-        raise NotLowerable("convolution with batch groups")
-    if any(dilation != 1 for dilation in params["lhs_dilation"]):
-        raise NotLowerable("transposed convolution (lhs_dilation)")
-    if spatial not in (1, 2):
-        raise NotLowerable(f"convolution over {spatial} axes")
-    groups = int(params["feature_group_count"])
-    x = tf.transpose(x, [*_places(numbers.lhs_spec, last=1)])
-    kernel = tf.transpose(kernel, [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]])
-    x = tf.pad(x, [[0, 0], *([int(a), int(b)] for a, b in params["padding"]), [0, 0]])
-    strides = [int(s) for s in params["window_strides"]]
-    dilations = [int(d) for d in params["rhs_dilation"]]
-    if spatial == 1:
-        # A convolution over one axis is one over two of which the first has length 1.
-        x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
-        strides, dilations = [1, *strides], [1, *dilations]
-    if groups == 1:
-        parts = [_convolve(x, kernel, strides, dilations)]
-    else:
-        parts = [
-            _convolve(part, weights, strides, dilations)
-            for part, weights in zip(
-                tf.split(x, groups, axis=-1), tf.split(kernel, groups, axis=-1), strict=True
-            )
-        ]
-    result = parts[0] if groups == 1 else tf.concat(parts, axis=-1)
-    if spatial == 1:
-        result = tf.squeeze(result, 1)
-    # From batch, spatial..., feature to the layout of the output.
-    places = _places(numbers.out_spec, last=1)
-    return tf.transpose(result, [int(axis) for axis in np.argsort(places)])
-
-
-def _places(spec: Any, last: int) -> list[int]:
-    """Return the axes of `spec` in the order batch, spatial..., feature."""
-    return [int(spec[0]), *(int(axis) for axis in spec[2:]), int(spec[last])]
-
-
-def _convolve(x: Any, kernel: Any, strides: list[int], dilations: list[int]) -> Any:
-    return tf.nn.conv2d(x, kernel, strides, "VALID", dilations=dilations)
