@@ -17,6 +17,7 @@ from flax import nnx
 
 from export.delay_layout import use_time_order
 from export.errors import NetworkError, RandomnessError
+from export.extra_outputs import recording
 from export.module_scopes import note_module_paths
 from export.prng_keys import is_key, without_key_type
 from export.structure import leaf_names, paths_of
@@ -99,19 +100,25 @@ def _action_of(node: Any) -> Any:
     return node["action"] if _is_sampler_output(node) else node
 
 
-def reference_copy(network: Any) -> NetworkCopy:
-    """Return the network as the user trained it, switched with `eval()`."""
-    return _copy(network, exported=False)
+def reference_copy(network: Any, *, record: bool = False) -> NetworkCopy:
+    """Return the network as the user trained it, switched with `eval()`.
 
-
-def export_copy(network: Any) -> NetworkCopy:
-    """Return the network in `eval()` mode with delays in time order and modules that say who "
-    "they are.
+    Args:
+        network: The caller's.
+        record: Have it say in its metrics what each module computes.
     """
-    return _copy(network, exported=True)
+    return _copy(network, exported=False, record=record)
 
 
-def _copy(network: Any, *, exported: bool) -> NetworkCopy:
+def export_copy(network: Any, *, record: bool = False) -> NetworkCopy:
+    """Return the network in `eval()` mode, with delays in time order.
+
+    Its modules say who they are, and what they compute if `record` is set.
+    """
+    return _copy(network, exported=True, record=record)
+
+
+def _copy(network: Any, *, exported: bool, record: bool) -> NetworkCopy:
     if not isinstance(network, nnx.Module) or not callable(network):
         raise NetworkError(
             f"expected a network (a callable flax.nnx.Module, such as a StatefulModule), got "
@@ -129,6 +136,8 @@ def _copy(network: Any, *, exported: bool) -> NetworkCopy:
     if exported:
         use_time_order(copy)
         note_module_paths(copy)
+    if record:
+        copy = recording(copy)
     return NetworkCopy(*nnx.split(copy))
 
 

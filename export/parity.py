@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from export.errors import ParityError
+from export.extra_outputs import needs_recording
 from export.network_copy import reference_copy
 from export.parity_report import Comparison, ParityReport, PortResult, write_report
 from export.trajectory import (
@@ -152,7 +153,7 @@ def _reference(
     else:
         leaves = given_observations(manifest, observations, steps, batch_size)
     reset = reset_schedule(steps, batch_size, seed)
-    copy = reference_copy(network)
+    copy = reference_copy(network, record=needs_recording(manifest.extra_outputs))
     _check_same_network(manifest, copy)
     return record(manifest, copy, leaves, reset)
 
@@ -182,6 +183,7 @@ def _compare(
     session = policy.session(reference.batch_size, check_finite=False)
     actions = {port: np.empty_like(values) for port, values in reference.actions.items()}
     carries = {port: np.empty_like(values) for port, values in reference.next_carry.items()}
+    extras = {port: np.empty_like(values) for port, values in reference.extras.items()}
     action_names = [leaf.port for leaf in serving_tree.leaves(manifest.action)]
     times_us = np.empty(reference.steps)
     for t in range(reference.steps):
@@ -199,6 +201,8 @@ def _compare(
             actions[str(port)][t] = leaf
         for port, leaf in session.carry.items():
             carries[port][t] = leaf
+        for port, leaf in session.extra_outputs.items():
+            extras[port][t] = leaf
     next_names = {port.name: port.next_name for port in manifest.carry_ports}
     ports = [
         measure(port, actions[port], reference.actions[port], bound) for port in reference.actions
@@ -206,6 +210,9 @@ def _compare(
     ports += [
         measure(next_names[port], carries[port], reference.next_carry[port], bound)
         for port in reference.next_carry
+    ]
+    ports += [
+        measure(port, extras[port], values, bound) for port, values in reference.extras.items()
     ]
     return Comparison(
         runtime=name,

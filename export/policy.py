@@ -17,6 +17,7 @@ import numpy as np
 from export.card import write_card
 from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
+from export.extra_outputs import checked_names
 from export.metadata_fit import fit_metadata
 from export.step import Step, build_step
 from export.trajectory import (
@@ -76,7 +77,9 @@ def export_policy(
         batch_size: A fixed number of environments, or None for artefacts that take any.
         control_rate_hz: Rate at which the policy was trained to act.
         metadata: What a robot needs to know, see `serving.manifest.Metadata`; other keys are kept.
-        extra_outputs: `("value",)` exports the critic's estimate too.
+        extra_outputs: Names of what to put out beside the action: `value`, `distribution` (what the
+            samplers were given), `activations.PATH` (what a module computed); each stands for all
+            below it. Sessions have them as `extra_outputs`.
         name: Name of the policy; default: the directory's name.
         opset: ONNX operator set.
         overwrite: Replace a bundle that exists at `path`.
@@ -104,16 +107,13 @@ def export_policy(
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
     _check_opset(opset)
-    if isinstance(extra_outputs, str):
-        raise ExportError(f"extra_outputs must be a list of names, got {extra_outputs!r}")
     if name is not None and not (isinstance(name, str) and name.isprintable() and name):
         raise ExportError(f"name must be None or printable text, got {name!r}")
     control_rate_hz = _checked_rate(control_rate_hz)
     described = metadata_from(metadata)
+    extras = checked_names(extra_outputs)
     with _writing_to(path), BundleWriter(path, overwrite=overwrite) as writer:
-        step = build_step(
-            network, observation, batch_size=batch_size, extra_outputs=tuple(extra_outputs)
-        )
+        step = build_step(network, observation, batch_size=batch_size, extra_outputs=extras)
         described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
         manifest = Manifest(
@@ -125,6 +125,7 @@ def export_policy(
             observation_ports=step.observation_ports,
             carry_ports=step.carry_ports,
             action_ports=step.action_ports,
+            extra_outputs=list(extras),
             extra_output_ports=step.extra_output_ports,
             network_carry=step.network_carry,
             metadata=described,
@@ -162,7 +163,8 @@ def record_golden(manifest: Manifest, step: Step, network: Any) -> dict[str, np.
     """Record the trajectory that every machine can replay to test itself.
 
     Returns:
-        Observation, action and `next_carry` ports as `[T, B, ...]`, and `reset` `[T, B]` bool.
+        Observation, action, `next_carry` and extra output ports as `[T, B, ...]`, and `reset`
+        `[T, B]` bool.
     """
     rows = step.batch_size or GOLDEN_ROWS
     observations = generate_observations(manifest, network, _GOLDEN_STEPS, rows, seed=1)
@@ -179,7 +181,7 @@ def golden_tensors(manifest: Manifest, trajectory: Trajectory) -> dict[str, np.n
     for leaf, values in zip(leaves, trajectory.observations, strict=True):
         if leaf.port is not None:
             tensors[leaf.port] = values
-    tensors |= trajectory.actions
+    tensors |= trajectory.actions | trajectory.extras
     next_names = {port.name: port.next_name for port in manifest.carry_ports}
     tensors |= {next_names[name]: values for name, values in trajectory.next_carry.items()}
     return tensors

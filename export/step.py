@@ -14,6 +14,7 @@ from export.delay_check import refuse_ring_readers
 from export.delay_failures import failures_explained
 from export.delay_layout import CarryLeaf, align
 from export.errors import NetworkError, ObservationSpecError
+from export.extra_outputs import needs_recording
 from export.network_copy import (
     NetworkCopy,
     export_copy,
@@ -102,7 +103,7 @@ def build_step(
         network: A `flax.nnx.Module` with `initialize_state`, usually a `StatefulModule`.
         observation: One example without a batch axis, or the same tree of `jax.ShapeDtypeStruct`.
         batch_size: A fixed number of environments, or None for any.
-        extra_outputs: Names of further outputs, from `export.trace.EXTRA_OUTPUTS`.
+        extra_outputs: Names of further outputs, see `export.extra_outputs`.
 
     Raises:
         ExportError: The network or the observation does not allow an export; the message says why.
@@ -113,7 +114,8 @@ def build_step(
         )
     observation = observation_spec(observation)
     require_importable_classes(observation, "observation")
-    reference, copy = reference_copy(network), export_copy(network)
+    record = needs_recording(extra_outputs)
+    reference, copy = reference_copy(network, record=record), export_copy(network, record=record)
     options = {"batch_size": batch_size, "extra_outputs": extra_outputs}
     with failures_explained(reference, observation, **options):
         fresh = copy.initialize_state(1)
@@ -125,9 +127,7 @@ def build_step(
     carry_ports = _carry_ports(copy, rows, layout, traced)
     observation_ports, observation_tree = _ports("obs", observation, traced.kept_observation)
     action_ports, action_tree = _ports("action", traced.action, None)
-    extra_ports: list[bundle_format.Port] = []
-    for name, tree in traced.extras.items():
-        extra_ports += _ports(name, tree, None)[0]
+    extra_ports = [_port(n, traced.extra_paths[n], leaf) for n, leaf in traced.extras.items()]
     for port in [*observation_ports, *carry_ports, *action_ports, *extra_ports]:
         _refuse_empty(port)
     kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]

@@ -51,6 +51,12 @@ def paths_of(tree: Any, what: str) -> list[Path]:
     return [path for path, _ in _children_first(tree, (), what)]
 
 
+def flat_paths(tree: Any) -> list[tuple[Path, Any]]:
+    """Return path and value of every leaf, also of trees that no bundle could rebuild."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(tuple(_key_of(entry) for entry in path), leaf) for path, leaf in flat]
+
+
 def describe(tree: Any, what: str, make_leaf: Callable[[Path, Any], serving_tree.Leaf]) -> Any:
     """Return the `serving.tree` description of `tree`.
 

@@ -14,6 +14,7 @@ from jax import export as jax_export
 from jax.extend import core as jcore
 
 from export.errors import NetworkError
+from export.extra_outputs import choose
 from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy, action_of_output
 from export.passes import (
@@ -31,12 +32,8 @@ from export.refusals import (
     refuse_hidden_state,
     refuse_randomness,
 )
-from export.structure import leaf_names, paths_of
+from export.structure import Path, leaf_names, paths_of
 from export.trace_failures import explained_failures
-from nnx_ppo.networks.types import PPONetworkOutput
-
-EXTRA_OUTPUTS = ("value",)
-"""Names that `extra_outputs` may hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +54,9 @@ class TracedStep:
     action: Any
     """The action's tree, with `jax.ShapeDtypeStruct` leaves without a batch axis."""
     extras: dict[str, Any]
-    """The tree of each extra output, likewise."""
+    """Extra output → its spec, likewise."""
+    extra_paths: dict[str, Path]
+    """Extra output → its path."""
 
 
 def trace_step(
@@ -75,7 +74,7 @@ def trace_step(
         carry_rows: The carry of one environment, a tree of arrays or specs without a batch axis.
         observation: A tree of `jax.ShapeDtypeStruct` without a batch axis.
         batch_size: A fixed number of environments, or None for any.
-        extra_outputs: Names from `EXTRA_OUTPUTS`.
+        extra_outputs: Names for `export.extra_outputs.choose`.
 
     Raises:
         NetworkError: The network cannot be called this way or returns something else than a step.
@@ -117,6 +116,7 @@ class _RawStep:
     n_extra: int
     action: Any
     extras: dict[str, Any]
+    extra_paths: dict[str, Path]
     changes_in_python: list[str]
     """What the call changes in attributes that are no Variables, in words."""
 
@@ -154,11 +154,14 @@ def _trace(
                 output = network(carry, observation)
         changes[:] = noted
         # As arrays: a network may put out Python numbers, which lead with no batch axis.
-        action, extras = jax.tree.map(jnp.asarray, _action_and_extras(output, extra_outputs))
+        action, chosen = _action_and_extras(output, extra_outputs)
+        action = jax.tree.map(jnp.asarray, action)
+        extras = {name: jnp.asarray(leaf) for name, (_, leaf) in chosen.items()}
         _check_next_carry(carry, output.next_state)
         after = jax.tree_util.tree_flatten_with_path(nnx.split(network)[1])[0]
         after = dict(after)
         trees["action"], trees["extras"] = action, extras
+        trees["extra_paths"] = {name: path for name, (path, _) in chosen.items()}
         # A Variable that the call adds is not there at the next call either: it carries nothing.
         return (
             jax.tree.leaves(action),
@@ -171,7 +174,8 @@ def _trace(
     names = leaf_names("action", paths_of(trees["action"], "action"))
     if not names:
         raise NetworkError("the network's action is an empty tree; there is nothing to export")
-    for name, leaf in zip(names, jax.tree.leaves(trees["action"]), strict=True):
+    outputs = dict(zip(names, jax.tree.leaves(trees["action"]), strict=True))
+    for name, leaf in {**outputs, **trees["extras"]}.items():
         if leaf.ndim == 0 or leaf.shape[0] != batch:
             raise NetworkError(f"{name} has shape {leaf.shape}; it must lead with the batch axis")
     return _RawStep(
@@ -179,9 +183,10 @@ def _trace(
         n_state=len(state_leaves),
         n_carry=len(jax.tree.leaves(carry)),
         n_action=len(names),
-        n_extra=len(jax.tree.leaves(trees["extras"])),
+        n_extra=len(trees["extras"]),
         action=jax.tree.map(_without_batch, trees["action"]),
         extras=jax.tree.map(_without_batch, trees["extras"]),
+        extra_paths=trees["extra_paths"],
         changes_in_python=changes,
     )
 
@@ -198,7 +203,9 @@ def _make_jaxpr(
         return jax.make_jaxpr(step)(state, carry, observation)
 
 
-def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+def _action_and_extras(
+    output: Any, extra_outputs: Sequence[str]
+) -> tuple[Any, dict[str, tuple[Path, Any]]]:
     for attribute in ("next_state", "output"):
         if not hasattr(output, attribute):
             raise NetworkError(
@@ -206,19 +213,7 @@ def _action_and_extras(output: Any, extra_outputs: Sequence[str]) -> tuple[Any, 
                 "StatefulModuleOutput "
                 f"(it has no '{attribute}')"
             )
-    action, result = action_of_output(output), output.output
-    value = result.value_estimates if isinstance(result, PPONetworkOutput) else None
-    extras: dict[str, Any] = {}
-    for name in extra_outputs:
-        if name == "value" and value is not None:
-            extras["value"] = value
-        else:
-            raise NetworkError(
-                f"extra output {name!r} is not available; known are {EXTRA_OUTPUTS}, and "
-                "'value' only "
-                "for a network that ends in a PPOAdapter"
-            )
-    return action, extras
+    return action_of_output(output), choose(output, extra_outputs)
 
 
 def _check_next_carry(carry: Any, next_carry: Any) -> None:
@@ -271,6 +266,7 @@ def _prune(
         kept_observation=observation_used,
         action=raw.action,
         extras=raw.extras,
+        extra_paths=raw.extra_paths,
     )
 
 

@@ -12,7 +12,8 @@ from flax import nnx
 
 from export.carry_conversion import exported_leaves
 from export.errors import ObservationSpecError
-from export.network_copy import NetworkCopy
+from export.extra_outputs import choose
+from export.network_copy import NetworkCopy, action_of_output
 from export.prng_keys import without_key_type
 from export.structure import leaf_names, paths_of, rebuild
 from nnx_ppo.networks.normalizer import Normalizer
@@ -37,6 +38,8 @@ class Trajectory:
     """Action port → `[T, B, ...]`."""
     next_carry: dict[str, np.ndarray]
     """Carry port → `[T, B, ...]` after each step, in the exported layout."""
+    extras: dict[str, np.ndarray]
+    """Extra output → `[T, B, ...]`."""
 
     @property
     def steps(self) -> int:
@@ -59,7 +62,8 @@ def record(
 
     Args:
         manifest: Ports and trees of the bundle.
-        reference: The network in evaluation mode, otherwise as the user trained it.
+        reference: The network in evaluation mode, otherwise as the user trained it; recording if
+            the bundle's extra outputs need it.
         observations: One array `[T, B, ...]` per observation leaf.
         reset: `[T, B]` bool.
     """
@@ -72,17 +76,19 @@ def record(
             reference.merge().reset_state(carry),
             carry,
         )
-        action, next_carry = reference.step(carry, observation)
+        action, next_carry, extras = _stepped(manifest, reference, carry, observation)
         leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(next_carry)]
-        return jax.tree.leaves(action), next_carry, leaves
+        return jax.tree.leaves(action), next_carry, leaves, extras
 
     carry = reference.initialize_state(batch_size)
     actions: list[list[np.ndarray]] = []
     carries: list[list[np.ndarray]] = []
+    extras: list[list[np.ndarray]] = []
     for t in range(reset.shape[0]):
         observation = rebuild(manifest.observation, [leaf[t] for leaf in observations])
-        action, carry, leaves = step(carry, observation, reset[t])
+        action, carry, leaves, extra = step(carry, observation, reset[t])
         actions.append([np.asarray(leaf) for leaf in action])
+        extras.append([np.asarray(leaf) for leaf in extra])
         carries.append(
             list(exported_leaves(manifest.network_carry, [np.asarray(x) for x in leaves]).values())
         )
@@ -92,7 +98,20 @@ def record(
         reset=reset,
         actions=_stacked([port.name for port in manifest.action_ports], actions),
         next_carry=_stacked(names, carries),
+        extras=_stacked([port.name for port in manifest.extra_output_ports], extras),
     )
+
+
+def _stepped(
+    manifest: Manifest, reference: NetworkCopy, carry: Any, observation: Any
+) -> tuple[Any, Any, list[Any]]:
+    """Return action, next carry and extra outputs in port order."""
+    if not manifest.extra_outputs:
+        return *reference.step(carry, observation), []
+    output = reference.merge()(carry, observation)
+    chosen = choose(output, manifest.extra_outputs)
+    extras = [jnp.asarray(chosen[port.name][1]) for port in manifest.extra_output_ports]
+    return action_of_output(output), output.next_state, extras
 
 
 def exported_leaves_names(manifest: Manifest) -> list[str]:

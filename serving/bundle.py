@@ -49,8 +49,8 @@ class Bundle:
     initial_carry: dict[str, np.ndarray]
     """Carry of one fresh environment: port name to array without batch axis."""
     golden: dict[str, np.ndarray]
-    """Recorded trajectory: observation, action and `next_carry` ports as [T, B, ...], and `reset`
-    as bool [T, B], true where a row is reset before the step."""
+    """Recorded trajectory: observation, action, `next_carry` and extra output ports as
+    [T, B, ...], and `reset` as bool [T, B], true where a row is reset before the step."""
     structure: Structure | None = None
     """What the network is made of; None in a bundle that does not say."""
 
@@ -157,7 +157,8 @@ def check_recordings(
             file, f"has {reset.shape[1]} rows, but the bundle's batch size is {manifest.batch_size}"
         )
     lead = (reset.shape[0], reset.shape[1])
-    expected = port_shapes([*manifest.observation_ports, *manifest.action_ports], lead)
+    outputs = [*manifest.action_ports, *manifest.extra_output_ports]
+    expected = port_shapes([*manifest.observation_ports, *outputs], lead)
     for port in manifest.carry_ports:
         expected[port.next_name] = ((*lead, *port.shape), port.dtype)
     expected[RESET] = (lead, "bool")

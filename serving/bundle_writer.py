@@ -118,7 +118,8 @@ class BundleWriter:
             manifest: its `files` and those of its artefacts are filled in here.
             initial_carry: carry port name to array without batch axis; JAX arrays and NumPy scalars
                 are taken too, here and below.
-            golden: observation, action and `next_carry` ports as [T, B, ...], `reset` bool [T, B].
+            golden: observation, action, `next_carry` and extra output ports as [T, B, ...],
+                `reset` bool [T, B].
             structure: what the network is made of.
             before_move: called with the bundle where it is being written, to add files that the
                 manifest does not list.

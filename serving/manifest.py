@@ -132,6 +132,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     observation_ports: list[Port]
     carry_ports: list[CarryPort]
     action_ports: list[Port]
+    extra_outputs: list[str] = []
+    """What was asked for beside the action; the ports below are what that stands for."""
     extra_output_ports: list[Port]
     network_carry: NetworkCarry
     metadata: Metadata

@@ -25,7 +25,7 @@ class PortComparison:
     """How close one action or carry tensor came over the whole trajectory."""
 
     name: str
-    """Output port: an action, or the next carry."""
+    """Output port: an action, the next carry, or an extra output."""
     max_abs_error: float
     """Largest |actual - expected|."""
     max_rel_error: float
@@ -127,6 +127,7 @@ def _replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.nda
     acted = [str(leaf.port) for leaf in tree.leaves(manifest.action)]
     next_names = {port.name: port.next_name for port in manifest.carry_ports}
     names = [port.name for port in manifest.action_ports] + list(next_names.values())
+    names += [port.name for port in manifest.extra_output_ports]
     actual = {name: np.zeros_like(golden[name]) for name in names}
     for t, reset in enumerate(golden[RESET]):
         session.reset(reset)
@@ -137,6 +138,8 @@ def _replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.nda
             actual[name][t] = value
         for name, value in session.carry.items():
             actual[next_names[name]][t] = value
+        for name, value in session.extra_outputs.items():
+            actual[name][t] = value
     return actual
 
 

@@ -67,7 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "object or @FILE",
     )
     parser.add_argument(
-        "--extra-outputs", default="", metavar="NAME,...", help="outputs beside the action: value"
+        "--extra-outputs",
+        default="",
+        metavar="NAME,...",
+        help="outputs beside the action: value, distribution, activations.PATH; a name that does "
+        "not exist lists those that do",
     )
     parser.add_argument(
         "--observation-shapes",

@@ -156,7 +156,6 @@ class LeakyPolicy:
             observation = self.observe(rng, rows)
             outputs = self.step(carry, observation)
             carry = {p.name: outputs[p.next_name].copy() for p in CARRY_PORTS}
-            del outputs["value"]
             for name, value in {**observation, **outputs}.items():
                 record.setdefault(name, []).append(value)
         return {"reset": reset, **{name: np.stack(values) for name, values in record.items()}}

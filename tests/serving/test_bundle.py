@@ -249,7 +249,7 @@ def test_an_initial_carry_that_does_not_fit_the_ports_is_refused(own_bundle, cha
         (lambda g: without(g, "obs.goal"), "'obs.goal' is missing"),
         (lambda g: without(g, "next_carry.total"), "'next_carry.total' is missing"),
         (lambda g: without(g, "reset"), "tensor 'reset' is missing"),
-        (lambda g: {**g, "value": g["obs.goal"]}, "unexpected tensor 'value'"),
+        (lambda g: {**g, "speed": g["obs.goal"]}, "unexpected tensor 'speed'"),
         (lambda g: {**g, "obs.goal": g["obs.goal"].astype("f8")}, "'obs.goal' has dtype float64"),
         (lambda g: {**g, "action.joints": g["action.joints"][:-1]}, "'action.joints' has shape"),
         (lambda g: {**g, "reset": g["reset"].astype("i4")}, r"'reset' is int32\[40, 3\]"),

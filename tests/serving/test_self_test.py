@@ -14,7 +14,7 @@ def test_a_sound_policy_passes_with_an_error_for_every_port(bundle_path):
     assert (report.policy, report.runtime) == ("leaky", "onnx")
     assert (report.steps, report.batch_size) == (40, 3)
     assert (report.max_abs_error, report.max_rel_error) == (1e-5, 1e-5)
-    assert [port.name for port in report.ports] == [*NAMES, "next_carry.total"]
+    assert [port.name for port in report.ports] == [*NAMES, "next_carry.total", "value"]
     for port in report.ports:
         assert port.passed and port.max_abs_error < 1e-5 and port.non_finite == 0
     assert report.ports[2].max_abs_error == 0.0
@@ -23,7 +23,7 @@ def test_a_sound_policy_passes_with_an_error_for_every_port(bundle_path):
 def test_the_report_is_json(bundle_path):
     report = self_test(load_policy(bundle_path))
     values = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert values["passed"] is True and len(values["ports"]) == 5
+    assert values["passed"] is True and len(values["ports"]) == 6
     assert set(values["ports"][0]) == {
         *["name", "max_abs_error", "max_rel_error", "worst_step", "non_finite", "passed"]
     }
