@@ -19,6 +19,7 @@ from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
 from export.extra_outputs import checked_names
 from export.metadata_fit import fit_metadata
+from export.passes.pipeline import checked_passes
 from export.step import Step, build_step
 from export.trajectory import (
     GOLDEN_ROWS,
@@ -61,6 +62,7 @@ def export_policy(
     overwrite: bool = False,
     saved_model_flavours: Sequence[str] = SAVED_MODEL_FLAVOURS,
     stablehlo_platforms: Sequence[str] = ("cpu",),
+    disabled_passes: Sequence[str] = (),
 ) -> Bundle:
     """Export the deterministic step of `network` into a bundle at `path`.
 
@@ -85,6 +87,9 @@ def export_policy(
         overwrite: Replace a bundle that exists at `path`.
         saved_model_flavours: `portable` (plain TensorFlow operations) and/or `xla` (one XLA call).
         stablehlo_platforms: Platforms that the StableHLO artefact is lowered for.
+        disabled_passes: Simplifications to leave out, to find out which one does what; any of
+            `simplify_identities`, `drop_dead_columns`, `fold_scales`, `merge_linear_maps`,
+            `take_slots`.
 
     Returns:
         The bundle, read back and checked.
@@ -107,13 +112,20 @@ def export_policy(
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
     _check_opset(opset)
+    disabled_passes = checked_passes(disabled_passes)
     if name is not None and not (isinstance(name, str) and name.isprintable() and name):
         raise ExportError(f"name must be None or printable text, got {name!r}")
     control_rate_hz = _checked_rate(control_rate_hz)
     described = metadata_from(metadata)
     extras = checked_names(extra_outputs)
     with _writing_to(path), BundleWriter(path, overwrite=overwrite) as writer:
-        step = build_step(network, observation, batch_size=batch_size, extra_outputs=extras)
+        step = build_step(
+            network,
+            observation,
+            batch_size=batch_size,
+            extra_outputs=extras,
+            disabled_passes=disabled_passes,
+        )
         described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
         manifest = Manifest(
@@ -128,6 +140,7 @@ def export_policy(
             extra_outputs=list(extras),
             extra_output_ports=step.extra_output_ports,
             network_carry=step.network_carry,
+            disabled_passes=list(step.disabled_passes),
             metadata=described,
             versions=_versions(),
             git_commit=_git_commit(),

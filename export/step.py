@@ -22,7 +22,7 @@ from export.network_copy import (
     reference_copy,
     reset_behaviour,
 )
-from export.passes import fold_scales, merge_linear_maps, take_slots
+from export.passes.pipeline import FOR_OWN_RULES, apply_passes, checked_passes
 from export.prng_keys import is_key
 from export.structure import (
     Path,
@@ -58,6 +58,8 @@ class Step:
     """Carry port → array without a batch axis."""
     reference: NetworkCopy
     """The network as the user trained it, in evaluation mode."""
+    disabled_passes: tuple[str, ...]
+    """Names of the simplifications that were left out."""
 
     @property
     def inputs(self) -> list[bundle_format.Port]:
@@ -96,6 +98,7 @@ def build_step(
     *,
     batch_size: int | None = None,
     extra_outputs: Sequence[str] = (),
+    disabled_passes: Sequence[str] = (),
 ) -> Step:
     """Build the exported step of `network`, which stays as it is.
 
@@ -104,6 +107,8 @@ def build_step(
         observation: One example without a batch axis, or the same tree of `jax.ShapeDtypeStruct`.
         batch_size: A fixed number of environments, or None for any.
         extra_outputs: Names of further outputs, see `export.extra_outputs`.
+        disabled_passes: Names of simplifications to leave out, from
+            `export.passes.pipeline.SWITCHABLE`.
 
     Raises:
         ExportError: The network or the observation does not allow an export; the message says why.
@@ -114,9 +119,14 @@ def build_step(
         )
     observation = observation_spec(observation)
     require_importable_classes(observation, "observation")
+    disabled = checked_passes(disabled_passes)
     record = needs_recording(extra_outputs)
     reference, copy = reference_copy(network, record=record), export_copy(network, record=record)
-    options = {"batch_size": batch_size, "extra_outputs": extra_outputs}
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "extra_outputs": extra_outputs,
+        "disabled_passes": disabled,
+    }
     with failures_explained(reference, observation, **options):
         fresh = copy.initialize_state(1)
         layout = align(reference.initialize_state(1), fresh)
@@ -133,7 +143,8 @@ def build_step(
     kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]
     return Step(
         closed=traced.closed,
-        portable=take_slots(merge_linear_maps(fold_scales(traced.closed))),
+        portable=apply_passes(FOR_OWN_RULES, traced.closed, disabled),
+        disabled_passes=disabled,
         batch_size=batch_size,
         observation_tree=observation_tree,
         action_tree=action_tree,

@@ -17,14 +17,8 @@ from export.errors import NetworkError
 from export.extra_outputs import choose
 from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy, action_of_output
-from export.passes import (
-    drop_dead_columns,
-    fold_constants,
-    inline_calls,
-    remove_dead_code,
-    simplify_identities,
-    used_inputs,
-)
+from export.passes import fold_constants, inline_calls, remove_dead_code, used_inputs
+from export.passes.pipeline import AFTER_PRUNING, BEFORE_PRUNING, apply_passes
 from export.python_state import noted_changes, refuse_changes_that_matter, restored_containers
 from export.refusals import (
     refuse_callbacks,
@@ -66,6 +60,7 @@ def trace_step(
     *,
     batch_size: int | None,
     extra_outputs: Sequence[str] = (),
+    disabled_passes: Sequence[str] = (),
 ) -> TracedStep:
     """Trace, simplify and prune the step of `copy`.
 
@@ -75,6 +70,7 @@ def trace_step(
         observation: A tree of `jax.ShapeDtypeStruct` without a batch axis.
         batch_size: A fixed number of environments, or None for any.
         extra_outputs: Names for `export.extra_outputs.choose`.
+        disabled_passes: Names from `export.passes.pipeline.SWITCHABLE`.
 
     Raises:
         NetworkError: The network cannot be called this way or returns something else than a step.
@@ -85,9 +81,9 @@ def trace_step(
     """
     arguments = (copy, carry_rows, observation, batch_size, extra_outputs)
     raw = _trace(*arguments, calls_before=0)
-    traced = _simplified(raw, copy)
+    traced = _simplified(raw, copy, disabled_passes)
     if raw.changes_in_python:
-        next_call = _simplified(_trace(*arguments, calls_before=1), copy)
+        next_call = _simplified(_trace(*arguments, calls_before=1), copy, disabled_passes)
         refuse_changes_that_matter(raw.changes_in_python, traced.closed, next_call.closed)
     for role, tree in {"action": traced.action, **traced.extras}.items():
         refuse_dtypes(role, tree, None)
@@ -95,7 +91,7 @@ def trace_step(
     return traced
 
 
-def _simplified(raw: _RawStep, copy: NetworkCopy) -> TracedStep:
+def _simplified(raw: _RawStep, copy: NetworkCopy, disabled: Sequence[str]) -> TracedStep:
     closed = inline_calls(raw.closed)
     changed = [
         closed.jaxpr.outvars[raw.first_state_output + index] is not closed.jaxpr.invars[index]
@@ -103,8 +99,8 @@ def _simplified(raw: _RawStep, copy: NetworkCopy) -> TracedStep:
     ]
     state = jax.tree.leaves(copy.state)
     known = {index: state[index] for index in range(raw.n_state) if not changed[index]}
-    closed = simplify_identities(fold_constants(closed, known))
-    return _prune(closed, raw, copy, changed)
+    closed = apply_passes(BEFORE_PRUNING, fold_constants(closed, known), disabled)
+    return _prune(closed, raw, copy, changed, disabled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +231,11 @@ def _check_next_carry(carry: Any, next_carry: Any) -> None:
 
 
 def _prune(
-    closed: jcore.ClosedJaxpr, raw: _RawStep, copy: NetworkCopy, changed: list[bool]
+    closed: jcore.ClosedJaxpr,
+    raw: _RawStep,
+    copy: NetworkCopy,
+    changed: list[bool],
+    disabled: Sequence[str],
 ) -> TracedStep:
     n_outputs = len(closed.jaxpr.outvars)
     first_carry_output = raw.n_action + raw.n_extra
@@ -259,8 +259,9 @@ def _prune(
     refuse_callbacks(pruned)
     refuse_randomness(pruned)
     refuse_hidden_state(used[: raw.n_state], changed, copy)
+    pruned = apply_passes(AFTER_PRUNING, pruned, disabled)
     return TracedStep(
-        closed=_actions_carry_extras(drop_dead_columns(pruned), raw, sum(kept)),
+        closed=_actions_carry_extras(pruned, raw, sum(kept)),
         unsimplified=raw.closed,
         kept_carry=kept,
         kept_observation=observation_used,

@@ -136,6 +136,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What was asked for beside the action; the ports below are what that stands for."""
     extra_output_ports: list[Port]
     network_carry: NetworkCarry
+    disabled_passes: list[str] = []
+    """Simplifications of the step that were switched off."""
     metadata: Metadata
     versions: dict[str, str]
     git_commit: str | None

@@ -74,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "not exist lists those that do",
     )
     parser.add_argument(
+        "--disable-passes",
+        default="",
+        metavar="NAME,...",
+        help="simplifications to leave out, such as fold_scales; a wrong name lists them all",
+    )
+    parser.add_argument(
         "--observation-shapes",
         metavar="JSON",
         help='what the policy observes, for one without a checkpoint: [8] or {"arm": [4]}',
@@ -107,6 +113,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         name=arguments.name,
         overwrite=arguments.overwrite,
         saved_model_flavours=arguments.saved_model_flavours,
+        disabled_passes=tuple(name for name in arguments.disable_passes.split(",") if name),
         **options,
     )
     artefacts = {

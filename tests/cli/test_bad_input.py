@@ -195,6 +195,7 @@ def test_a_wrong_request_about_a_bundle_is_refused(
         (["--metadata", '{"joint_names": 5}'], "joint_names"),
         (["--batch-size", "0"], "batch"),
         (["--control-rate-hz", "-1"], "control_rate_hz"),
+        (["--disable-passes", "fold_scale"], "there is no pass 'fold_scale'; .*'take_slots'"),
         (["--out", "taken"], "taken exists; give another --out, or --overwrite"),
         (["--out", "networks_of_a_user.py/policy"], "networks_of_a_user.py"),
     ],

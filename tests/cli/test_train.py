@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nnx_ppo.cli import main
+from serving import read_bundle
 
 GRAPH = "nnx_ppo.environments.policies:make_delayed_graph_policy"
 SMALL = (
@@ -133,7 +134,9 @@ def test_an_exported_run_acts_on_the_simulator_beside_it(
     from nnx_ppo.cli.processes import act, simulator
 
     bundle = tmp_path / "policy"
-    result(capsys, "export", run, "--out", bundle, "--formats=onnx")
+    options = ("--formats=onnx", "--disable-passes=take_slots")
+    result(capsys, "export", run, "--out", bundle, *options)
+    assert read_bundle(bundle).manifest.disabled_passes == ["take_slots"]
     with simulator("swing_up_delayed", seed=3) as address:
         acted = act(bundle, address, rate_hz=100.0, duration_s=0.5)
     # A busy machine may miss some of the 50 deadlines, the last of them after the end.
