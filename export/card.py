@@ -31,6 +31,7 @@ def card(manifest: Manifest) -> str:
     ]
     lines += _rows("observation", manifest.observation_ports)
     lines += _rows("carry in", manifest.carry_ports)
+    lines += _rows("rows to start afresh", [p for p in [manifest.reset_port] if p is not None])
     lines += _rows("action", manifest.action_ports)
     lines += [
         f"| `{port.next_name}` | carry out, fed back as `{port.name}` | {port.dtype} | "

@@ -189,11 +189,10 @@ def _compare(
     for t in range(reference.steps):
         if mode == "teacher_forced" and t > 0 and carries:
             session.carry = {port: values[t - 1] for port, values in reference.next_carry.items()}
-        session.reset(reference.reset[t])
         leaves = [values[t] for values in reference.observations]
         observation = serving_tree.unflatten(manifest.observation, leaves)
         begin = time.perf_counter()
-        action = session.step(observation)
+        action = session.step(observation, reset=reference.reset[t])
         times_us[t] = (time.perf_counter() - begin) * 1e6
         for port, leaf in zip(
             action_names, serving_tree.flatten(manifest.action, action), strict=True

@@ -17,9 +17,11 @@ import numpy as np
 from export.card import write_card
 from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
-from export.extra_outputs import checked_names
+from export.extra_outputs import checked_names, needs_recording
 from export.metadata_fit import fit_metadata
+from export.network_copy import reference_copy
 from export.passes.pipeline import checked_passes
+from export.reset_input import with_reset_input
 from export.step import Step, build_step
 from export.trajectory import (
     GOLDEN_ROWS,
@@ -57,6 +59,7 @@ def export_policy(
     control_rate_hz: float | None = None,
     metadata: Mapping[str, Any] | None = None,
     extra_outputs: Sequence[str] = (),
+    reset_input: bool = False,
     name: str | None = None,
     opset: int = 18,
     overwrite: bool = False,
@@ -82,6 +85,8 @@ def export_policy(
         extra_outputs: Names of what to put out beside the action: `value`, `distribution` (what the
             samplers were given), `activations.PATH` (what a module computed); each stands for all
             below it. Sessions have them as `extra_outputs`.
+        reset_input: Give the artefacts one more input, `reset`, a boolean for each row: true starts
+            it from the initial carry in that step.
         name: Name of the policy; default: the directory's name.
         opset: ONNX operator set.
         overwrite: Replace a bundle that exists at `path`.
@@ -119,13 +124,14 @@ def export_policy(
     described = metadata_from(metadata)
     extras = checked_names(extra_outputs)
     with _writing_to(path), BundleWriter(path, overwrite=overwrite) as writer:
-        step = build_step(
+        plain = build_step(
             network,
             observation,
             batch_size=batch_size,
             extra_outputs=extras,
             disabled_passes=disabled_passes,
         )
+        step = with_reset_input(plain) if reset_input else plain
         described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
         manifest = Manifest(
@@ -139,6 +145,7 @@ def export_policy(
             action_ports=step.action_ports,
             extra_outputs=list(extras),
             extra_output_ports=step.extra_output_ports,
+            reset_port=step.reset_port,
             network_carry=step.network_carry,
             disabled_passes=list(step.disabled_passes),
             metadata=described,
@@ -159,7 +166,7 @@ def export_policy(
         )
         golden = record_golden(manifest, step, network)
         write_card(writer.path, manifest)
-        structure = describe_structure(step, writer.path, manifest.artefacts)
+        structure = describe_structure(plain, writer.path, manifest.artefacts)
         return writer.commit(manifest, step.initial_carry, golden, structure)
 
 
@@ -179,10 +186,13 @@ def record_golden(manifest: Manifest, step: Step, network: Any) -> dict[str, np.
         Observation, action, `next_carry` and extra output ports as `[T, B, ...]`, and `reset`
         `[T, B]` bool.
     """
+    reference = step.reference
+    if needs_recording(manifest.extra_outputs):
+        reference = reference_copy(network, record=True)
     rows = step.batch_size or GOLDEN_ROWS
     observations = generate_observations(manifest, network, _GOLDEN_STEPS, rows, seed=1)
     reset = reset_schedule(_GOLDEN_STEPS, rows, seed=1)
-    return golden_tensors(manifest, record(manifest, step.reference, observations, reset))
+    return golden_tensors(manifest, record(manifest, reference, observations, reset))
 
 
 def golden_tensors(manifest: Manifest, trajectory: Trajectory) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,9 +43,8 @@ class Step:
     """`step(carry, observation) -> (action, next_carry, extras)` over named, batched tensors."""
 
     closed: jcore.ClosedJaxpr
-    """Inputs: carry ports, observation ports; outputs: action, next carry, extra outputs."""
-    portable: jcore.ClosedJaxpr
-    """The same step for the formats that are written by our own rules: simplified further."""
+    """Inputs: carry ports, observation ports, and the reset port if there is one; outputs: action,
+    next carry, extra outputs."""
     batch_size: int | None
     observation_tree: Any
     """`serving.tree` node; a leaf that the action does not need has no port."""
@@ -60,11 +60,19 @@ class Step:
     """The network as the user trained it, in evaluation mode."""
     disabled_passes: tuple[str, ...]
     """Names of the simplifications that were left out."""
+    reset_port: bundle_format.Port | None = None
+    """The last input, of a step that resets rows itself."""
+
+    @functools.cached_property
+    def portable(self) -> jcore.ClosedJaxpr:
+        """The same step for the formats that are written by our own rules: simplified further."""
+        return apply_passes(FOR_OWN_RULES, self.closed, self.disabled_passes)
 
     @property
     def inputs(self) -> list[bundle_format.Port]:
         """Ports of the inputs in order."""
-        return [*self.carry_ports, *self.observation_ports]
+        reset = [] if self.reset_port is None else [self.reset_port]
+        return [*self.carry_ports, *self.observation_ports, *reset]
 
     @property
     def output_names(self) -> list[str]:
@@ -120,8 +128,8 @@ def build_step(
     observation = observation_spec(observation)
     require_importable_classes(observation, "observation")
     disabled = checked_passes(disabled_passes)
-    record = needs_recording(extra_outputs)
-    reference, copy = reference_copy(network, record=record), export_copy(network, record=record)
+    reference = reference_copy(network)
+    copy = export_copy(network, record=needs_recording(extra_outputs))
     options: dict[str, Any] = {
         "batch_size": batch_size,
         "extra_outputs": extra_outputs,
@@ -143,7 +151,6 @@ def build_step(
     kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]
     return Step(
         closed=traced.closed,
-        portable=apply_passes(FOR_OWN_RULES, traced.closed, disabled),
         disabled_passes=disabled,
         batch_size=batch_size,
         observation_tree=observation_tree,

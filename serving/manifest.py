@@ -118,8 +118,9 @@ class NetworkCarry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything a bundle says about itself. See docs of the fields' types for their meaning.
 
-    Inputs of every artefact are the carry ports, then the observation ports; outputs the action
-    ports, the next carry, then the extra outputs, each in the order given here.
+    Inputs of every artefact are the carry ports, the observation ports, then the reset port if
+    there is one; outputs the action ports, the next carry, then the extra outputs, each in the
+    order given here.
     """
 
     format_version: int = FORMAT_VERSION
@@ -135,6 +136,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     extra_outputs: list[str] = []
     """What was asked for beside the action; the ports below are what that stands for."""
     extra_output_ports: list[Port]
+    reset_port: Port | None = None
+    """One boolean for each row, true to start it from the initial carry in that step; None where
+    the caller has to reset the carry."""
     network_carry: NetworkCarry
     disabled_passes: list[str] = []
     """Simplifications of the step that were switched off."""

@@ -99,6 +99,10 @@ def _check_ports(manifest: Manifest) -> None:
         *manifest.action_ports,
         *manifest.extra_output_ports,
     ]
+    if (reset := manifest.reset_port) is not None:
+        if (reset.shape, reset.dtype) != ([], "bool"):
+            raise ValueError(f"reset_port is {reset.dtype}{reset.shape}, expected bool[]")
+        ports.append(reset)
     if len(ports) > MAX_PORTS:
         raise ValueError(f"{len(ports)} ports, at most {MAX_PORTS} are allowed")
     if not manifest.action_ports:

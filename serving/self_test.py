@@ -130,10 +130,9 @@ def _replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.nda
     names += [port.name for port in manifest.extra_output_ports]
     actual = {name: np.zeros_like(golden[name]) for name in names}
     for t, reset in enumerate(golden[RESET]):
-        session.reset(reset)
         # A leaf without a port is not recorded, and sessions ignore what stands there.
         leaves = [None if name is None else golden[name][t] for name in observed]
-        action = session.step(tree.unflatten(manifest.observation, leaves))
+        action = session.step(tree.unflatten(manifest.observation, leaves), reset=reset)
         for name, value in zip(acted, tree.flatten(manifest.action, action), strict=True):
             actual[name][t] = value
         for name, value in session.carry.items():

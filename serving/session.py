@@ -53,7 +53,7 @@ class Session:
         """Number of steps that have succeeded since the session was made."""
         return self._steps
 
-    def step(self, observation: Any) -> Any:
+    def step(self, observation: Any, *, reset: Any = None) -> Any:
         """Computes the action for an observation and advances the carry.
 
         Blocks for one inference; the GIL is released during most of it. Allocates the action.
@@ -62,6 +62,8 @@ class Session:
             observation: the tree that was exported. Arrays must have the exported shape (with a
                 leading batch axis unless `batch_size` is None) and dtype; Python numbers and lists
                 are converted. Leaves that the action does not depend on may be missing.
+            reset: rows to reset before the step, as `reset` takes them; None for none. An artefact
+                with a reset input does that itself.
 
         Returns:
             The action in the exported tree, as new arrays.
@@ -69,16 +71,26 @@ class Session:
         Raises:
             ObservationError: naming the leaf that is missing, unexpected, of wrong shape or dtype,
                 or not finite.
+            CarryError: if `reset` does not fit the rows.
             StepError: if the runtime fails.
         """
+        rows = None if reset is None else self._choose(reset)
         with self._lock:
             self._observation.write(observation)
+            before = None if rows is None else self._begin_reset(rows)
             try:
                 self._step.run()
-            except Exception as error:  # every runtime has its own family of errors
+            except BaseException as error:  # every runtime has its own family of errors
+                for array, values in zip(self._step.carry, before or [], strict=False):
+                    array[...] = values
+                if not isinstance(error, Exception):
+                    raise
                 raise StepError(
                     f"the runtime failed in step {self._steps}: {error}; the carry is unchanged"
                 ) from error
+            finally:
+                if rows is not None:
+                    self._step.reset[...] = False
             action = tree.unflatten(self.manifest.action, [view.copy() for view in self._action])
             # Nothing after this line can fail, so the carry moves on only with an action returned.
             self._step.advance()
@@ -107,9 +119,21 @@ class Session:
         """
         chosen = self._choose(rows)
         with self._lock:
-            for array, port in zip(self._step.carry, self.manifest.carry_ports, strict=True):
-                if port.reset == "initial":
-                    array[chosen] = self._initial[port.name]
+            self._reset_carry(chosen)
+
+    def _reset_carry(self, chosen: Any) -> None:
+        for array, port in zip(self._step.carry, self.manifest.carry_ports, strict=True):
+            if port.reset == "initial":
+                array[chosen] = self._initial[port.name]
+
+    def _begin_reset(self, chosen: Any) -> list[np.ndarray]:
+        """Has the next run reset rows; returns the carry to put back if that run fails."""
+        if self.manifest.reset_port is not None:
+            self._step.reset[chosen] = True
+            return []
+        before = [array.copy() for array in self._step.carry]
+        self._reset_carry(chosen)
+        return before
 
     @property
     def carry(self) -> dict[str, np.ndarray]:

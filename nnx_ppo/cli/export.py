@@ -80,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simplifications to leave out, such as fold_scales; a wrong name lists them all",
     )
     parser.add_argument(
+        "--reset-input",
+        action="store_true",
+        help="give the artefacts an input of booleans that starts rows afresh",
+    )
+    parser.add_argument(
         "--observation-shapes",
         metavar="JSON",
         help='what the policy observes, for one without a checkpoint: [8] or {"arm": [4]}',
@@ -110,6 +115,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         control_rate_hz=rate_hz,
         metadata=metadata,
         extra_outputs=tuple(name for name in arguments.extra_outputs.split(",") if name),
+        reset_input=arguments.reset_input,
         name=arguments.name,
         overwrite=arguments.overwrite,
         saved_model_flavours=arguments.saved_model_flavours,

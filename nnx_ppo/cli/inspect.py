@@ -37,6 +37,7 @@ def describe(bundle: Any) -> dict[str, Any]:
     ports = {
         "carry": manifest.carry_ports,
         "observation": manifest.observation_ports,
+        "reset": [] if manifest.reset_port is None else [manifest.reset_port],
         "action": manifest.action_ports,
         "extra output": manifest.extra_output_ports,
     }

@@ -35,12 +35,16 @@ class Step(abc.ABC):
         observation: arrays [B, ...] in port order; written by the caller before `run`.
         action: arrays [B, ...] in port order; valid after `run`, overwritten by the next.
         extra: extra outputs, likewise.
+        reset: booleans [B], true for rows that `run` is to start afresh; all false unless the
+            caller sets some, and without effect where the manifest has no reset port.
     """
 
     def __init__(self, manifest: Manifest, batch_size: int) -> None:
         self.observation = _zeros(manifest.observation_ports, batch_size)
         self.action = _zeros(manifest.action_ports, batch_size)
         self.extra = _zeros(manifest.extra_output_ports, batch_size)
+        self.reset = np.zeros(batch_size, np.bool_)
+        self._has_reset = manifest.reset_port is not None
         self._carries = tuple(_zeros(manifest.carry_ports, batch_size) for _ in range(2))
         self._current = 0
 
@@ -63,7 +67,8 @@ class Step(abc.ABC):
 
     def _inputs(self) -> list[np.ndarray]:
         """Arrays in the order of an artefact's inputs."""
-        return [*self.carry, *self.observation]
+        reset = [self.reset] if self._has_reset else []
+        return [*self.carry, *self.observation, *reset]
 
     def _outputs(self) -> list[np.ndarray]:
         """Arrays in the order of an artefact's outputs."""
@@ -121,7 +126,9 @@ class Runtime(abc.ABC):
 
 def input_ports(manifest: Manifest) -> dict[str, Port]:
     """Returns an artefact's inputs by name, in order."""
-    return {port.name: port for port in [*manifest.carry_ports, *manifest.observation_ports]}
+    reset = [] if manifest.reset_port is None else [manifest.reset_port]
+    ports = [*manifest.carry_ports, *manifest.observation_ports, *reset]
+    return {port.name: port for port in ports}
 
 
 def output_ports(manifest: Manifest) -> dict[str, Port]:

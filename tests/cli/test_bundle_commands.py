@@ -49,7 +49,9 @@ def test_selftest_finds_a_policy_that_acts_otherwise(
     graph_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = serving.Session.step
-    monkeypatch.setattr(serving.Session, "step", lambda self, obs: exact(self, obs) + 1e-3)
+    monkeypatch.setattr(
+        serving.Session, "step", lambda self, obs, **rows: exact(self, obs, **rows) + 1e-3
+    )
     data = result(capsys, "selftest", graph_bundle, status=1)
     assert data["passed"] is False
     assert main(["selftest", str(graph_bundle)]) == 1

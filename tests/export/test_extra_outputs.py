@@ -79,6 +79,13 @@ def test_a_name_stands_for_all_below_it_and_nothing_else():
     assert [port.path for port in step.extra_output_ports][0] == ["distribution", "arm_L", "mu"]
 
 
+def test_the_recorded_structure_is_that_of_the_users_network(graph, exported):
+    structure = graph[1].structure
+    assert structure is not None and "Recorder" not in {m.type for m in structure.modules}
+    plain = exported("population_graph").bundle.structure
+    assert [m.path for m in structure.modules] == [m.path for m in plain.modules]
+
+
 def test_names_that_overlap_give_each_tensor_once():
     network, observation = export_networks.make("lstm")
     names = ("activations.1.action.0", "activations.1.action", "activations.1.action.0")

@@ -208,6 +208,27 @@ def test_a_runtime_that_fails_in_mid_step_leaves_the_carry(policy, leaky, monkey
     assert bits(session.carry) == bits(twin.carry)
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("device lost"), KeyboardInterrupt()])
+def test_a_reset_in_a_step_that_fails_is_undone(policy, leaky, monkeypatch, failure):
+    session = policy.session(batch_size=2)
+    observation = leaky.tree(leaky.observe(np.random.default_rng(5), 2))
+    session.step(observation)
+    before = bits(session.carry)
+
+    def fail():
+        raise failure
+
+    monkeypatch.setattr(session._step, "run", fail)
+    with pytest.raises((StepError, KeyboardInterrupt)):
+        session.step(observation, reset=[True, False])
+    assert bits(session.carry) == before and not session._step.reset.any()
+    with pytest.raises(CarryError, match="rows"):
+        session.step(observation, reset=[True])
+    monkeypatch.undo()
+    session.step(observation, reset=[True, False])
+    assert session.carry["carry.count"].tolist() == [6, 7]
+
+
 def test_an_interrupt_in_mid_step_leaves_the_carry(policy, monkeypatch):
     session = policy.session()
     session.step(GOOD)
