@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from export.action_scaling import settle_who_applies
 from export.card import write_card
 from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
@@ -22,6 +23,7 @@ from export.metadata_fit import fit_metadata
 from export.network_copy import reference_copy
 from export.passes.pipeline import checked_passes
 from export.reset_input import with_reset_input
+from export.scaled_step import with_action_scaling
 from export.step import Step, build_step
 from export.trajectory import (
     GOLDEN_ROWS,
@@ -60,6 +62,7 @@ def export_policy(
     metadata: Mapping[str, Any] | None = None,
     extra_outputs: Sequence[str] = (),
     reset_input: bool = False,
+    apply_action_scaling: bool = False,
     name: str | None = None,
     opset: int = 18,
     overwrite: bool = False,
@@ -87,11 +90,15 @@ def export_policy(
             below it. Sessions have them as `extra_outputs`.
         reset_input: Give the artefacts one more input, `reset`, a boolean for each row: true starts
             it from the initial carry in that step.
+        apply_action_scaling: Have the step itself scale, shift and limit the action, by
+            `action_scale`, `action_offset`, `action_low` and `action_high` of the metadata; the
+            manifest then says that they are applied. Without it they are for the robot to apply.
         name: Name of the policy; default: the directory's name.
         opset: ONNX operator set.
         overwrite: Replace a bundle that exists at `path`.
         saved_model_flavours: `portable` (plain TensorFlow operations) and/or `xla` (one XLA call).
-        stablehlo_platforms: Platforms that the StableHLO artefact is lowered for.
+        stablehlo_platforms: Platforms that the StableHLO artefact runs on, of `cpu`, `cuda`, `rocm`
+            and `tpu`. One file serves all, but consumers other than JAX want a single platform.
         disabled_passes: Simplifications to leave out, to find out which one does what; any of
             `simplify_identities`, `drop_dead_columns`, `fold_scales`, `merge_linear_maps`,
             `take_slots`.
@@ -134,6 +141,9 @@ def export_policy(
         step = with_reset_input(plain) if reset_input else plain
         described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
+        described, applied = settle_who_applies(described, in_step=apply_action_scaling)
+        if applied:
+            step = with_action_scaling(step, described, applied)
         manifest = Manifest(
             name=name if name is not None else Path(path).name,
             batch_size=batch_size,
@@ -149,6 +159,7 @@ def export_policy(
             network_carry=step.network_carry,
             disabled_passes=list(step.disabled_passes),
             metadata=described,
+            applied_to_action=applied,
             versions=_versions(),
             git_commit=_git_commit(),
             artefacts={},
@@ -161,7 +172,7 @@ def export_policy(
                 formats,
                 saved_model_flavours,
                 opset,
-                tuple(stablehlo_platforms),
+                tuple(p for p in STABLEHLO_PLATFORMS if p in stablehlo_platforms),
             )
         )
         golden = record_golden(manifest, step, network)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from export.action_scaling import apply_action_values
 from export.carry_conversion import exported_leaves
 from export.errors import ObservationSpecError
 from export.extra_outputs import choose
@@ -78,7 +79,13 @@ def record(
         )
         action, next_carry, extras = _stepped(manifest, reference, carry, observation)
         leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(next_carry)]
-        return jax.tree.leaves(action), next_carry, leaves, extras
+        acted = apply_action_values(
+            jax.tree.leaves(action),
+            manifest.action_ports,
+            manifest.metadata,
+            manifest.applied_to_action,
+        )
+        return acted, next_carry, leaves, extras
 
     carry = reference.initialize_state(batch_size)
     actions: list[list[np.ndarray]] = []

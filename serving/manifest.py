@@ -83,7 +83,8 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     action_high: Numbers = None
     """Upper limit, likewise."""
     action_applied_by: Literal["policy", "robot"] | None = None
-    """Who applies scale, offset and limits: "policy" if the exported step already does."""
+    """Who applies scale, offset and limits: "policy" if what the step returns has been scaled,
+    by the network itself or by the export (`Manifest.applied_to_action`)."""
     command_names: list[str] | None = None
     """Commands that the policy was trained to follow."""
     observation_terms: list[str] | dict[str, list[str]] | None = None
@@ -143,6 +144,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     disabled_passes: list[str] = []
     """Simplifications of the step that were switched off."""
     metadata: Metadata
+    applied_to_action: list[str] = []
+    """Fields of the metadata that the artefacts apply to the network's action, in this order."""
     versions: dict[str, str]
     git_commit: str | None
     artefacts: dict[str, Artefact]

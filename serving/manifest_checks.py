@@ -41,6 +41,9 @@ ARTEFACTS = {
 }
 """Names of artefacts, with the format and flavour each of them has."""
 
+SCALING_FIELDS = ("action_scale", "action_offset", "action_low", "action_high")
+"""Fields of the metadata that artefacts can apply to the action, in this order."""
+
 TENSOR_FILES = (INITIAL_CARRY_FILE, GOLDEN_FILE)
 OPTIONAL_FILES = (STRUCTURE_FILE,)
 
@@ -85,6 +88,9 @@ def _check(manifest: Manifest) -> None:
     rate = manifest.control_rate_hz
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise ValueError(f"control_rate_hz is {rate}, expected null or a positive number")
+    unknown = [field for field in manifest.applied_to_action if field not in SCALING_FIELDS]
+    if unknown:
+        raise ValueError(f"applied_to_action has {unknown[0]!r}, expected some of {SCALING_FIELDS}")
     _check_ports(manifest)
     _check_tree(manifest.observation, "observation", manifest.observation_ports, False)
     _check_tree(manifest.action, "action", manifest.action_ports, True)

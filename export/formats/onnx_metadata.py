@@ -77,6 +77,7 @@ def _ours(manifest: Manifest, initial_carry: Mapping[str, np.ndarray]) -> dict[s
         "action": [_described(port) for port in manifest.action_ports],
         **({} if manifest.reset_port is None else {"reset_input": manifest.reset_port.name}),
         "extra_outputs": [_described(port) for port in manifest.extra_output_ports],
+        "applied_to_action": manifest.applied_to_action,
         "carry": [_carried(port, initial_carry[port.name]) for port in manifest.carry_ports],
         "metadata": {key: value for key, value in metadata.items() if value not in (None, {})},
         "versions": manifest.versions,

@@ -28,6 +28,7 @@ EXAMPLES = """examples:
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 FLAVOURS = ("portable", "xla")
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +86,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give the artefacts an input of booleans that starts rows afresh",
     )
     parser.add_argument(
+        "--apply-action-scaling",
+        action="store_true",
+        help="have the step itself apply action_scale, action_offset, action_low and action_high "
+        "of the metadata [the robot applies them]",
+    )
+    parser.add_argument(
+        "--stablehlo-platforms",
+        type=lambda text: _names(text, PLATFORMS),
+        default=("cpu",),
+        metavar="NAME,...",
+        help=f"platforms that one StableHLO file runs on, of {','.join(PLATFORMS)} [cpu]",
+    )
+    parser.add_argument(
         "--observation-shapes",
         metavar="JSON",
         help='what the policy observes, for one without a checkpoint: [8] or {"arm": [4]}',
@@ -116,6 +130,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         metadata=metadata,
         extra_outputs=tuple(name for name in arguments.extra_outputs.split(",") if name),
         reset_input=arguments.reset_input,
+        apply_action_scaling=arguments.apply_action_scaling,
+        stablehlo_platforms=arguments.stablehlo_platforms,
         name=arguments.name,
         overwrite=arguments.overwrite,
         saved_model_flavours=arguments.saved_model_flavours,

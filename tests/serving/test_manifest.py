@@ -113,6 +113,11 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda m: m.update(batch_size=0), "batch_size is 0"),
     (lambda m: m.update(control_rate_hz=0), "control_rate_hz is 0"),
     (lambda m: m.update(action_ports=[]), "action_ports is empty"),
+    (lambda m: m.update(applied_to_action=["gain"]), "applied_to_action has 'gain'"),
+    (
+        lambda m: m.update(reset_port={"name": "reset", "path": [], "shape": [2], "dtype": "bool"}),
+        r"reset_port is bool\[2\], expected bool\[\]",
+    ),
     (lambda m: m["carry_ports"][0].update(name="obs.goal"), "'obs.goal' is used 2 times"),
     (lambda m: m["carry_ports"][0].update(next_name="value"), "'value' is used 2 times"),
     (lambda m: m["carry_ports"][0].update(name=""), "port name '' is not allowed"),
