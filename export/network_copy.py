@@ -19,6 +19,7 @@ from export.delay_layout import use_time_order
 from export.errors import NetworkError, RandomnessError
 from export.extra_outputs import recording
 from export.module_scopes import note_module_paths
+from export.own_containers import own_containers
 from export.prng_keys import is_key, without_key_type
 from export.structure import leaf_names, paths_of
 from nnx_ppo.networks.types import PPONetworkOutput
@@ -35,7 +36,9 @@ class NetworkCopy:
 
     def merge(self, state: Any = None) -> Any:
         """Return a new module, with `state` (default: the recorded arrays), safe inside a trace."""
-        return nnx.merge(self.graphdef, self.state if state is None else state, copy=True)
+        network = nnx.merge(self.graphdef, self.state if state is None else state, copy=True)
+        own_containers(network)
+        return network
 
     def initialize_state(self, batch_size: int) -> Any:
         """Return the carry of `batch_size` fresh environments.
@@ -132,6 +135,7 @@ def _copy(network: Any, *, exported: bool, record: bool) -> NetworkCopy:
             )
     graphdef, state = nnx.split(network)
     copy: Any = nnx.merge(graphdef, state, copy=True)
+    own_containers(copy)
     copy.eval()
     if exported:
         use_time_order(copy)

@@ -7,7 +7,6 @@ call is traced too, and if it computes something else, the change matters.
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import inspect
 import re
@@ -46,23 +45,6 @@ def noted_changes(network: nnx.Module) -> Iterator[list[str]]:
             changes.append(
                 f"module '{path or 'network'}' changes its attribute '{name}', at {line}"
             )
-
-
-@contextlib.contextmanager
-def restored_containers(network: nnx.Module) -> Iterator[None]:
-    """Undo, after the block, what it does to lists, dictionaries and sets: copies share them."""
-    saved = [
-        (value, copy.copy(value))
-        for _, module in nnx.iter_modules(network)
-        for name, value in vars(module).items()
-        if not name.startswith(_NOT_THE_USERS) and type(value) in (list, dict, set)
-    ]
-    try:
-        yield
-    finally:
-        for value, before in saved:
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(before)
 
 
 def refuse_changes_that_matter(

@@ -19,7 +19,7 @@ from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy, action_of_output
 from export.passes import fold_constants, inline_calls, remove_dead_code, used_inputs
 from export.passes.pipeline import AFTER_PRUNING, BEFORE_PRUNING, apply_passes
-from export.python_state import noted_changes, refuse_changes_that_matter, restored_containers
+from export.python_state import noted_changes, refuse_changes_that_matter
 from export.refusals import (
     refuse_callbacks,
     refuse_dtypes,
@@ -142,12 +142,11 @@ def _trace(
     def step(state: list[Any], carry: Any, observation: Any) -> tuple[Any, ...]:
         variables = jax.tree.unflatten(state_tree, state)
         network = copy.merge(variables)
-        with restored_containers(network):
-            for _ in range(calls_before):
-                network(carry, observation)
-                nnx.update(network, variables)
-            with noted_changes(network) as noted:
-                output = network(carry, observation)
+        for _ in range(calls_before):
+            network(carry, observation)
+            nnx.update(network, variables)
+        with noted_changes(network) as noted:
+            output = network(carry, observation)
         changes[:] = noted
         # As arrays: a network may put out Python numbers, which lead with no batch axis.
         action, chosen = _action_and_extras(output, extra_outputs)
