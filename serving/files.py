@@ -16,22 +16,47 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Writes `data` beside `path`, flushes it to the disk and renames it over `path`.
 
     Blocks until the disk has the data. Nothing is left behind on a failure.
 
+    Args:
+        path: the file.
+        data: what it holds afterwards.
+        replace: whether a file that is there may be replaced, also one that appears meanwhile.
+
     Raises:
+        FileExistsError: if there is one and it may not.
         OSError: if the file cannot be written.
     """
     partial = Partial(path, directory=False)
     try:
         partial.path.write_bytes(data)
         sync(partial.path)
-        os.replace(partial.path, path)
+        if replace:
+            os.replace(partial.path, path)
+        else:
+            _move_to_free_name(partial.path, path)
         sync(path.parent)
     finally:
         partial.remove()
+
+
+def _move_to_free_name(source: Path, path: Path) -> None:
+    """Gives the file `source` the name `path` in one step, unless something has it."""
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # No hard links there: an empty file takes the name first, which only one writer can do.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        try:
+            os.replace(source, path)
+        except BaseException:
+            os.unlink(path)
+            raise
 
 
 def sync(path: Path) -> None:

@@ -173,7 +173,11 @@ class Session:
                 dict(zip(names, self._step.carry, strict=True)), {"policy": self.manifest.name}
             )
         try:
-            write_atomically(file, data)
+            write_atomically(file, data, replace=overwrite)
+        except FileExistsError as error:  # it has appeared meanwhile
+            raise CarryError(
+                f"{file}: exists already; pass overwrite=True to replace it"
+            ) from error
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise CarryError(f"{file}: cannot be written: {error}") from error
 

@@ -1,4 +1,6 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -430,6 +432,38 @@ def test_a_saved_carry_continues_in_another_session(policy, leaky, tmp_path):
     other.restore_carry(tmp_path / "carry.safetensors")
     assert bits(other.carry) == bits(session.carry)
     assert [path.name for path in tmp_path.iterdir()] == ["carry.safetensors"]
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_of_many_who_save_a_carry_at_once_one_does(policy, tmp_path, monkeypatch, hard_links):
+    """Also of those who have all looked before there was a file."""
+
+    def no_link(*_):
+        raise PermissionError("no hard links on this disk")
+
+    if not hard_links:
+        monkeypatch.setattr("os.link", no_link)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    sessions = [policy.session() for _ in range(8)]
+    for count, session in enumerate(sessions):
+        for _ in range(count):
+            session.step(GOOD)
+
+    def save(session):
+        try:
+            session.save_carry(tmp_path / "carry")
+        except CarryError as error:
+            assert "exists already; pass overwrite=True" in str(error)
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        saved = list(pool.map(save, sessions))
+    assert sum(saved) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["carry"]
+    other = policy.session(batch_size=1)
+    other.restore_carry(tmp_path / "carry")
+    assert other.carry["carry.count"].tolist() == [5 + saved.index(True)]
 
 
 def test_a_saved_carry_is_not_overwritten_unasked(policy, tmp_path):
