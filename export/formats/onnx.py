@@ -13,6 +13,7 @@ import tf2onnx
 from onnx import helper
 
 from export.errors import ExportError
+from export.formats.onnx_canonical import make_canonical
 from export.formats.onnx_cleanup import bodies_of, fuse_layers
 from export.formats.onnx_handlers import HANDLERS, restore_rounding
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
@@ -58,6 +59,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     model = _with_port_names(model, step)
     restore_rounding(model.graph)
     fuse_layers(model)
+    make_canonical(model)
     _check(model)
     return model
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from export.formats.stablehlo import for_older_readers
+from export.formats.canonical_saved_model import make_canonical
+from export.formats.stablehlo import for_older_readers, without_directories
 from export.formats.tensorflow_function import (
     portable_function,
     quiet_tensorflow,
@@ -37,7 +38,7 @@ def write_saved_model(
     entry = ENTRIES[flavour]
     if function is None:
         function = portable_function(step) if flavour == "portable" else xla_function(step)
-    with quiet_tensorflow():
+    with quiet_tensorflow(), without_directories():
         concrete = function.get_concrete_function()
         try:
             tf.saved_model.save(
@@ -47,6 +48,7 @@ def write_saved_model(
             raise OSError(error.message) from error
     if flavour == "xla":
         _lower_version(directory / entry / "saved_model.pb")
+    make_canonical(directory / entry)
     return Artefact(
         format="saved_model",
         flavour=flavour,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,32 @@ STABLEHLO_VERSION = "1.13.7"
 since a symbolic batch adds custom calls; this one is read by every current release."""
 
 ENTRY = "stablehlo/policy.bin"
+_FILE_NAMES = "jax_hlo_source_file_canonicalization_regex"
+"""JAX's option with what to leave out of a source file's name."""
 
 
 def export_step(step: Step, platforms: tuple[str, ...] = ("cpu",)) -> jax_export.Exported:
     """Lower `step` with `jax.export` and serialize its module for `STABLEHLO_VERSION`."""
-    exported = jax_export.export(jax.jit(step.function()), platforms=platforms)(*step.input_specs())
+    with without_directories():
+        lower = jax_export.export(jax.jit(step.function()), platforms=platforms)
+        exported = lower(*step.input_specs())
     return dataclasses.replace(
         exported, mlir_module_serialized=for_older_readers(exported.mlir_module_serialized)
     )
+
+
+@contextlib.contextmanager
+def without_directories() -> Iterator[None]:
+    """Inside, JAX names source files in what it lowers without the directory they lie in.
+
+    The same step is then the same bytes on another machine, and tells nobody about this one.
+    """
+    before = getattr(jax.config, _FILE_NAMES)
+    jax.config.update(_FILE_NAMES, r".*[/\\]")
+    try:
+        yield
+    finally:
+        jax.config.update(_FILE_NAMES, before)
 
 
 def for_older_readers(module: bytes) -> bytes:
