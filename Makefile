@@ -1,6 +1,8 @@
 # Two commands do everything on a machine that has Python 3.11 or newer and make:
 #   make demo    train, export, verify, and run a policy in a control loop
 #   make test    what continuous integration runs: ruff, pyright, pytest
+# A third one takes about an hour:
+#   make test-slow    300 random networks, each compared in every format
 # PYTHON=python3.12 chooses the interpreter, VENV=/elsewhere the virtual environment,
 # DEMO_ARGUMENTS="--seed 3" and PYTEST_ARGUMENTS="-k carry" go to the command.
 
@@ -19,13 +21,16 @@ CREATED := $(VENV)/.created-$(VERSION)
 FOR_DEMO := $(VENV)/.demo-$(VERSION)
 FOR_TEST := $(VENV)/.test-$(VERSION)
 
-.PHONY: demo test lint format clean check-python
+.PHONY: demo test test-slow lint format clean check-python
 
 demo: $(FOR_DEMO)
 	$(RUN) -m nnx_ppo.cli demo $(DEMO_ARGUMENTS)
 
 test: lint
 	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGUMENTS)
+
+test-slow: $(FOR_TEST)
+	$(RUN) -m pytest -m slow -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGUMENTS)
 
 lint: $(FOR_TEST)
 	$(RUN) -m ruff check .
