@@ -82,9 +82,13 @@ CASES: dict[str, Callable[[nnx.Rngs], tuple[Any, Any]]] = {
 
 
 def build(case: str) -> tuple[Any, Any]:
-    """Returns the network of a case, with statistics as after training, and an observation."""
+    """Returns the network of a case, with values as after training, and an observation."""
     network, observation = CASES[case](nnx.Rngs(0))
     generator = np.random.default_rng(0)
+    for path, parameter in nnx.iter_graph(network):
+        # A fresh layer's biases are zeros, which an export may drop; no trained one's are.
+        if isinstance(parameter, nnx.Param) and path[-1] == "bias":
+            parameter[...] = jnp.asarray(generator.normal(0.0, 0.1, parameter.shape), jnp.float32)
     for _, module in nnx.iter_modules(network):
         if isinstance(module, Normalizer):
             seen = generator.normal(0.3, 1.7, (16, 32, *observation.shape))

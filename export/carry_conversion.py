@@ -8,6 +8,7 @@ A rollout that JAX started can go on in a session, and the other way round:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def to_exported_carry(bundle: Bundle | str | Path, network_carry: Any) -> dict[s
         network_carry: What `initialize_state` or a step of the network returned, leaves `[B, ...]`.
 
     Returns:
-        Carry port name → array `[B, ...]`. Delay buffers come out newest first; leaves that the
-        action does not need are left out.
+        Carry port name → array `[B, ...]`. Delay buffers come out newest first, several of them
+        packed in one row; leaves that the action does not need are left out.
 
     Raises:
         CarryConversionError: The carry has another structure, shape or dtype.
@@ -51,14 +52,44 @@ def to_exported_carry(bundle: Bundle | str | Path, network_carry: Any) -> dict[s
 def exported_leaves(description: NetworkCarry, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the exported carry for the leaves of a network carry, keys as raw key data."""
     pointers = _pointer_of_each_buffer(description)
+    widths = packed_widths(description)
     converted: dict[str, np.ndarray] = {}
     for index, (leaf, value) in enumerate(zip(description.leaves, leaves, strict=True)):
         if leaf.port is None:
             continue
         if leaf.source == "delay_buffer":
             value = ring_to_time_order(value, leaves[pointers[index]])
-        converted[leaf.port] = value
+        if leaf.slots is None:
+            converted[leaf.port] = value
+            continue
+        if leaf.port not in converted:
+            converted[leaf.port] = np.empty((len(value), widths[leaf.port]), value.dtype)
+        put_slots(converted[leaf.port], leaf.slots, value)
     return converted
+
+
+def packed_widths(description: NetworkCarry) -> dict[str, int]:
+    """Return how long the row of each port with packed delays is: it has a place for all."""
+    widths: dict[str, int] = {}
+    for leaf in description.leaves:
+        if leaf.port is not None and leaf.slots is not None:
+            widths[leaf.port] = widths.get(leaf.port, 0) + math.prod(leaf.shape)
+    return widths
+
+
+def put_slots(row: np.ndarray, slots: list[int], buffer: np.ndarray) -> None:
+    """Write a buffer in time order, `[..., depth, *leaf]`, into its places in packed delays."""
+    axis = row.ndim - 1
+    for slot, column in enumerate(slots):
+        value = np.take(buffer, slot, axis=axis).reshape(*row.shape[:-1], -1)
+        row[..., column : column + value.shape[-1]] = value
+
+
+def _from_slots(rows: np.ndarray, leaf: CarryLeaf) -> np.ndarray:
+    """Return the buffer `[B, depth, *leaf]` that packed delays hold."""
+    width = math.prod(leaf.shape[1:])
+    slots = [rows[:, column : column + width] for column in leaf.slots or []]
+    return np.stack(slots, axis=1).reshape(len(rows), *leaf.shape)
 
 
 def to_network_carry(bundle: Bundle | str | Path, carry: Mapping[str, np.ndarray]) -> Any:
@@ -87,7 +118,9 @@ def to_network_carry(bundle: Bundle | str | Path, carry: Mapping[str, np.ndarray
         elif leaf.port is None:
             leaves.append(_filled(leaf, batch_size))
         elif leaf.source == "delay_buffer":
-            leaves.append(jnp.asarray(time_order_to_ring(batched[leaf.port])[0]))
+            rows = batched[leaf.port]
+            buffer = rows if leaf.slots is None else _from_slots(rows, leaf)
+            leaves.append(jnp.asarray(time_order_to_ring(buffer)[0]))
         else:
             leaves.append(jnp.asarray(batched[leaf.port]))
     return rebuild(description.tree, leaves)

@@ -100,8 +100,8 @@ def export_policy(
         stablehlo_platforms: Platforms that the StableHLO artefact runs on, of `cpu`, `cuda`, `rocm`
             and `tpu`. One file serves all, but consumers other than JAX want a single platform.
         disabled_passes: Simplifications to leave out, to find out which one does what; any of
-            `simplify_identities`, `drop_dead_columns`, `fold_scales`, `merge_linear_maps`,
-            `take_slots`.
+            `simplify_identities`, `drop_dead_columns`, `pack_delays`, `collapse_reshapes`,
+            `fold_scales`, `merge_linear_maps`, `take_slots`, `split_slices`.
 
     Returns:
         The bundle, read back and checked.

@@ -23,7 +23,9 @@ from export.network_copy import (
     reference_copy,
     reset_behaviour,
 )
-from export.passes.pipeline import FOR_OWN_RULES, apply_passes, checked_passes
+from export.packed_carry import PackedCarry
+from export.passes import pack_delays
+from export.passes.pipeline import AFTER_PACKING, FOR_OWN_RULES, apply_passes, checked_passes
 from export.prng_keys import is_key
 from export.structure import (
     Path,
@@ -142,29 +144,50 @@ def build_step(
         traced = trace_step(copy, rows, observation, **options)
     refuse_ring_readers(reference, copy, layout, observation, batch_size, traced.unsimplified)
     fresh_rows(copy, traced.kept_carry)
-    carry_ports = _carry_ports(copy, rows, layout, traced)
+    leaf_ports = _carry_ports(copy, rows, layout, traced)
+    closed, carry = _packed(traced, leaf_ports, rows, disabled)
     observation_ports, observation_tree = _ports("obs", observation, traced.kept_observation)
     action_ports, action_tree = _ports("action", traced.action, None)
     extra_ports = [_port(n, traced.extra_paths[n], leaf) for n, leaf in traced.extras.items()]
-    for port in [*observation_ports, *carry_ports, *action_ports, *extra_ports]:
+    for port in [*observation_ports, *leaf_ports, *action_ports, *extra_ports]:
         _refuse_empty(port)
-    kept_rows = [r for r, k in zip(jax.tree.leaves(rows), traced.kept_carry, strict=True) if k]
     return Step(
-        closed=traced.closed,
+        closed=closed,
         disabled_passes=disabled,
         batch_size=batch_size,
         observation_tree=observation_tree,
         action_tree=action_tree,
         observation_ports=observation_ports,
-        carry_ports=carry_ports,
+        carry_ports=carry.ports,
         action_ports=action_ports,
         extra_output_ports=extra_ports,
-        network_carry=_network_carry(reference, layout, traced.kept_carry, carry_ports),
-        initial_carry={
-            port.name: np.asarray(row) for port, row in zip(carry_ports, kept_rows, strict=True)
-        },
+        network_carry=_network_carry(reference, layout, traced.kept_carry, carry),
+        initial_carry=carry.initial,
         reference=reference,
     )
+
+
+def _packed(
+    traced: TracedStep,
+    leaf_ports: list[bundle_format.CarryPort],
+    rows: Any,
+    disabled: Sequence[str],
+) -> tuple[jcore.ClosedJaxpr, PackedCarry]:
+    """Return the step with its delay buffers packed, and the carry that it has then."""
+    buffers = [
+        index
+        for index, port in enumerate(leaf_ports)
+        if port.kind == "delay_buffer" and port.reset == "initial"
+    ]
+    closed, packed = pack_delays(
+        traced.closed,
+        [] if pack_delays.__name__ in disabled else buffers,
+        n_carry=len(leaf_ports),
+        n_actions=len(jax.tree.leaves(traced.action)),
+    )
+    kept = zip(jax.tree.leaves(rows), traced.kept_carry, strict=True)
+    carry = PackedCarry(leaf_ports, [np.asarray(row) for row, keep in kept if keep], packed)
+    return apply_passes(AFTER_PACKING, closed, disabled), carry
 
 
 def observation_spec(observation: Any) -> Any:
@@ -261,17 +284,19 @@ def _network_carry(
     reference: NetworkCopy,
     layout: list[CarryLeaf],
     kept: list[bool],
-    carry_ports: list[bundle_format.CarryPort],
+    packed: PackedCarry,
 ) -> bundle_format.NetworkCarry:
     """Describe the network's own carry and what became of each of its leaves."""
     carry = reference.initialize_state(1)
     order = [index for index, keep in enumerate(kept) if keep]
-    ports = {index: port.name for index, port in zip(order, carry_ports, strict=True)}
+    places = dict(zip(order, packed.places, strict=True))
     leaves = []
     for leaf, value in zip(layout, jax.tree.leaves(carry), strict=True):
-        port = ports.get(leaf.exported_index) if leaf.exported_index is not None else None
+        port, slots = None, None
+        if leaf.exported_index is not None:
+            port, slots = places.get(leaf.exported_index, (None, None))
         source = leaf.source if port is not None or leaf.source == "delay_pointer" else "dropped"
-        leaves.append(_carry_leaf(source, port, value))
+        leaves.append(_carry_leaf(source, port, slots, value))
     placed = iter(leaves)
 
     def make_leaf(path: Path, value: Any) -> serving_tree.Leaf:
@@ -281,7 +306,9 @@ def _network_carry(
     return bundle_format.NetworkCarry(tree=describe(carry, "carry", make_leaf), leaves=leaves)
 
 
-def _carry_leaf(source: Any, port: str | None, value: Any) -> bundle_format.CarryLeaf:
+def _carry_leaf(
+    source: Any, port: str | None, slots: list[int] | None, value: Any
+) -> bundle_format.CarryLeaf:
     """Describe one leaf; a dropped one with the value to put back."""
     key_impl = None
     if is_key(value):
@@ -292,6 +319,7 @@ def _carry_leaf(source: Any, port: str | None, value: Any) -> bundle_format.Carr
     return bundle_format.CarryLeaf(
         source=source,
         port=port,
+        slots=slots,
         fill=[_json_number(item) for item in row.reshape(-1)] if keep_values else None,
         shape=[int(n) for n in row.shape],
         dtype=str(row.dtype),

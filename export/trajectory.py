@@ -123,7 +123,8 @@ def _stepped(
 
 def exported_leaves_names(manifest: Manifest) -> list[str]:
     """Return the carry ports in the order in which the network's carry holds them."""
-    return [leaf.port for leaf in manifest.network_carry.leaves if leaf.port is not None]
+    ports = [leaf.port for leaf in manifest.network_carry.leaves if leaf.port is not None]
+    return list(dict.fromkeys(ports))
 
 
 def _stacked(names: list[str], rows: list[list[np.ndarray]]) -> dict[str, np.ndarray]:

@@ -40,8 +40,11 @@ class CarryPort(Port, frozen=True, forbid_unknown_fields=True):
     next_name: str
     reset: Literal["initial", "keep"]
     """Whether resetting a row sets its initial value or leaves this tensor alone."""
-    kind: Literal["state", "delay_buffer"]
-    """A delay buffer holds past values, newest first, on its first axis after the batch axis."""
+    kind: Literal["state", "delay_buffer", "packed_delays"]
+    """A delay buffer holds past values, newest first, on its first axis after the batch axis.
+
+    Packed delays are several such buffers in one row; `CarryLeaf.slots` says where each lies.
+    """
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +104,8 @@ class CarryLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     source: Literal["exported", "delay_buffer", "delay_pointer", "dropped"]
     port: str | None
     """The carry port that holds it, for "exported" and "delay_buffer"."""
+    slots: list[int] | None = None
+    """For a buffer in packed delays: where in the row the value of 1, 2, … steps ago begins."""
     fill: list[Any] | None
     """Values to put back for a leaf that did not travel; None for zeros."""
     shape: list[int]

@@ -16,7 +16,16 @@ from pathlib import Path
 
 from serving import tree
 from serving.errors import BundleError, TreeError
-from serving.manifest import GOLDEN_FILE, INITIAL_CARRY_FILE, Artefact, File, Manifest, Port
+from serving.manifest import (
+    GOLDEN_FILE,
+    INITIAL_CARRY_FILE,
+    Artefact,
+    CarryLeaf,
+    CarryPort,
+    File,
+    Manifest,
+    Port,
+)
 from serving.structure import STRUCTURE_FILE
 
 MAX_PORTS = 4096
@@ -159,14 +168,37 @@ def _check_network_carry(manifest: Manifest) -> None:
     nodes = tree.leaves(carry.tree)
     if len(nodes) != len(carry.leaves):
         raise ValueError(f"network_carry: {len(carry.leaves)} leaves for a tree of {len(nodes)}")
-    names = {port.name for port in manifest.carry_ports}
+    ports = {port.name: port for port in manifest.carry_ports}
     paths = tree.leaf_paths(carry.tree, "network_carry")
     for path, node, leaf in zip(paths, nodes, carry.leaves, strict=True):
         has_port = leaf.source in ("exported", "delay_buffer")
-        if (leaf.port in names) != has_port or (leaf.port is not None) != has_port:
+        if (leaf.port in ports) != has_port or (leaf.port is not None) != has_port:
             raise ValueError(f"{path}: source {leaf.source!r} does not go with port {leaf.port!r}")
         if (node.port, node.shape, node.dtype) != (leaf.port, leaf.shape, leaf.dtype):
             raise ValueError(f"{path}: the tree says {node}, the list of leaves {leaf}")
+        if leaf.port is not None:
+            _check_slots(path, leaf, ports[leaf.port])
+
+
+def _check_slots(path: str, leaf: CarryLeaf, port: CarryPort) -> None:
+    """Checks that a buffer in packed delays has a place in the row for each of its slots."""
+    if (leaf.slots is not None) != (port.kind == "packed_delays"):
+        raise ValueError(f"{path}: slots {leaf.slots} do not go with {port.kind} {port.name}")
+    if leaf.slots is None:
+        return
+    width = math.prod(leaf.shape[1:])
+    fits = (
+        leaf.source == "delay_buffer"
+        and leaf.dtype == port.dtype
+        and len(port.shape) == 1
+        and len(leaf.slots) == leaf.shape[0]
+        and all(0 <= column <= port.shape[0] - width for column in leaf.slots)
+    )
+    if not fits:
+        raise ValueError(
+            f"{path}: {leaf.dtype}{leaf.shape} at {leaf.slots[:20]} does not fit in port "
+            f"{port.name}, {port.dtype}{port.shape}"
+        )
 
 
 def _check_files(manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from onnx import helper
 
 from export.errors import ExportError
 from export.formats.onnx_canonical import make_canonical
-from export.formats.onnx_cleanup import bodies_of, fuse_layers
+from export.formats.onnx_cleanup import bodies_of, fuse_layers, use_relu
 from export.formats.onnx_handlers import HANDLERS, restore_rounding
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
@@ -43,7 +43,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
         batch: Any = step.batch_size
         if batch is None:
             batch = tf.shape(inputs[0])[0]
-        outputs = Lowering(batch).run_step(step.portable, inputs)
+        outputs = Lowering(batch, product=_unfused_product).run_step(step.portable, inputs)
         return tuple(tf.identity(value) for value in outputs)
 
     function = tf.function(
@@ -58,6 +58,7 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
         )
     model = _with_port_names(model, step)
     restore_rounding(model.graph)
+    use_relu(model)
     fuse_layers(model)
     make_canonical(model)
     _check(model)
@@ -90,6 +91,14 @@ def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, s
             **half_details(step.portable, NOTE),
         },
     )
+
+
+def _unfused_product(left: Any, right: Any) -> Any:
+    """Multiply matrices by an operation that tf2onnx does not fuse with a scaled addend.
+
+    Its fusion takes any constant for the scalar that Gemm wants, and makes an invalid graph.
+    """
+    return tf.raw_ops.BatchMatMulV2(x=left, y=right)
 
 
 def _plainly_named(signature: list[tf.TensorSpec]) -> list[tf.TensorSpec]:

@@ -9,12 +9,60 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+_FUSED_WITH_GEMM = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
+"""Activations that ONNX Runtime computes within the Gemm before them, but not within a MatMul."""
+
+_GEMM_WITHOUT_BIAS = 11
+"""First opset whose Gemm needs no bias."""
+
+
+def use_relu(model: onnx.ModelProto) -> None:
+    """Replace the maximum of a value and zero by `Relu`, in place; runtimes fuse that with layers.
+
+    Both keep NaN; float types only, others have no kernel.
+    """
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Max" or len(node.input) != 2:
+            continue
+        for value, other in (node.input, reversed(node.input)):
+            if other in constants and value not in constants and _is_scalar_zero(constants[other]):
+                node.op_type = "Relu"
+                node.input[:] = [value]
+                break
+    _drop_unused_constants(graph)
+
+
+def _is_scalar_zero(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        return False
+    # More axes would make the result's rank another than that of the value.
+    return not tensor.dims and not numpy_helper.to_array(tensor)
+
 
 def fuse_layers(model: onnx.ModelProto) -> None:
-    """Replace `MatMul` and the `Add` of a constant bias by `Gemm`, in place.
+    """Replace `MatMul` by `Gemm`, in place, with the constant bias that is added or an activation.
 
     Gemm takes matrices only, so the product must be one; its bias must lie along the columns.
     """
+    _absorb_biases(model)
+    if model.opset_import[0].version >= _GEMM_WITHOUT_BIAS:
+        _prepare_for_activations(model)
+
+
+def _prepare_for_activations(model: onnx.ModelProto) -> None:
+    graph = model.graph
+    shapes = _shapes(model)
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    activated = {node.input[0] for node in graph.node if node.op_type in _FUSED_WITH_GEMM}
+    for node in graph.node:
+        is_product = node.op_type == "MatMul" and node.output[0] in activated
+        if is_product and _columns(node, constants, shapes) is not None:
+            node.op_type = "Gemm"
+
+
+def _absorb_biases(model: onnx.ModelProto) -> None:
     graph = model.graph
     shapes = _shapes(model)
     constants = {tensor.name: tensor for tensor in graph.initializer}

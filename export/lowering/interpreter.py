@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,12 @@ class Lowering:
 
     Args:
         batch: The batch size: an int, or a scalar int32 tensor where the jaxpr's is symbolic.
+        product: Multiplies `[..., n, k]` by `[..., k, m]`.
     """
 
-    def __init__(self, batch: Any):
+    def __init__(self, batch: Any, product: Callable[[Any, Any], Any] = tf.matmul):
         self.batch = batch
+        self.product = product
 
     def run_step(self, closed: jcore.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of `closed` at `inputs`, each in the dtype that the jaxpr says."""

@@ -30,7 +30,7 @@ def _dot_general(lowering: Any, equation: Any, left: Any, right: Any) -> Any:
     # As matrices: [batch..., free, contracted] times [batch..., contracted, free].
     left = _arrange(lowering, left, left_shape, left_batch, left_free, left_contract)
     right = _arrange(lowering, right, right_shape, right_batch, right_contract, right_free)
-    product = tf.matmul(left, right)
+    product = lowering.product(left, right)
     if len(left_free) != 1 or len(right_free) != 1:
         product = tf.reshape(product, lowering.shape(aval.shape))
     if result_dtype == tf.bool:

@@ -14,6 +14,7 @@ from jax.core import ShapedArray
 from jax.extend import core as jcore
 
 from export.passes.rewrite import constants_of, is_layer, is_var, rebuild
+from export.passes.split_slices import column_range
 
 _SUMS = ("add", "add_any")
 
@@ -38,7 +39,7 @@ def merge_linear_maps(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
             continue
         absorbed |= inner | {producers[t] for t in products}
         others = [t for t in terms if not any(t is p for p in products)]
-        layers = [equations[producers[t]] for t in products]
+        layers = _in_order([equations[producers[t]] for t in products], equations, producers)
         replaced[index] = _merged(equations[index], layers, others, constants)
     result: list[jcore.JaxprEqn] = []
     for index, equation in enumerate(equations):
@@ -91,6 +92,25 @@ def _is_product(
         return False
     equation = equations[place]
     return is_layer(equation, known) and len(equation.invars[0].aval.shape) == 2
+
+
+def _in_order(layers: list[Any], equations: list[Any], producers: dict[Any, int]) -> list[Any]:
+    """Put layers that read ranges of columns of one array next to each other, from the left.
+
+    Neighbouring ranges are then read as one.
+    """
+    sources: list[Any] = []
+    places = []
+    for layer in layers:
+        value = layer.invars[0]
+        cut = equations[producers[value]] if value in producers else None
+        span = column_range(cut)
+        source = value if cut is None or span is None else cut.invars[0]
+        known = [index for index, other in enumerate(sources) if other is source]
+        if not known:
+            sources.append(source)
+        places.append((known[0] if known else len(sources) - 1, span or (0, 0)))
+    return [layer for _, layer in sorted(zip(places, layers, strict=True), key=lambda p: p[0])]
 
 
 def _merged(

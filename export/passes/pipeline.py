@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from jax.extend import core as jcore
 
 from export.errors import ExportError
+from export.passes.collapse_reshapes import collapse_reshapes
 from export.passes.dead_columns import drop_dead_columns
 from export.passes.fold_scales import fold_scales
 from export.passes.merge_linear_maps import merge_linear_maps
+from export.passes.pack_delays import pack_delays
 from export.passes.simplify_identities import simplify_identities
+from export.passes.split_slices import split_slices
 from export.passes.take_slots import take_slots
 
 Pass = Callable[[jcore.ClosedJaxpr], jcore.ClosedJaxpr]
@@ -24,10 +27,15 @@ REQUIRED = {
 
 BEFORE_PRUNING: tuple[Pass, ...] = (simplify_identities,)
 AFTER_PRUNING: tuple[Pass, ...] = (drop_dead_columns,)
-FOR_OWN_RULES: tuple[Pass, ...] = (fold_scales, merge_linear_maps, take_slots)
+AFTER_PACKING: tuple[Pass, ...] = (collapse_reshapes,)
+"""After `pack_delays`, which changes the carry and is not a pass like the others."""
+FOR_OWN_RULES: tuple[Pass, ...] = (fold_scales, merge_linear_maps, take_slots, split_slices)
 """For the formats that our own rules write: portable SavedModel and ONNX."""
 
-SWITCHABLE = tuple(one.__name__ for one in (*BEFORE_PRUNING, *AFTER_PRUNING, *FOR_OWN_RULES))
+SWITCHABLE = tuple(
+    one.__name__
+    for one in (*BEFORE_PRUNING, *AFTER_PRUNING, pack_delays, *AFTER_PACKING, *FOR_OWN_RULES)
+)
 """Names that `disabled_passes` may hold."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
+import math
 
 import export_networks
 import jax
@@ -146,13 +147,31 @@ def test_bottleneck_keys_do_not_travel_but_the_actors_memory_does(exported):
     assert impls == ["threefry2x32"]
 
 
-def test_delay_buffers_have_no_pointer_and_a_kind(exported):
-    manifest = exported("population_graph").bundle.manifest
-    kinds = {port.name.rsplit(".", 2)[-2]: port.kind for port in manifest.carry_ports}
-    assert [kinds[name] for name in ("inter", "sensory", "slow")] == ["delay_buffer"] * 3
-    assert not any("idx" in port.name for port in manifest.carry_ports)
+def test_one_delay_buffer_has_its_own_port_and_no_pointer(exported):
+    manifest = exported("delay").bundle.manifest
+    assert [port.kind for port in manifest.carry_ports] == ["delay_buffer"]
     sources = collections.Counter(leaf.source for leaf in manifest.network_carry.leaves)
+    assert sources["delay_buffer"] == sources["delay_pointer"] == 1
+
+
+def test_several_delay_buffers_are_packed_and_every_slot_has_its_place(exported):
+    manifest = exported("population_graph").bundle.manifest
+    packed = [port for port in manifest.carry_ports if port.kind == "packed_delays"]
+    assert [(port.name, port.next_name) for port in packed] == [
+        ("carry.delays", "next_carry.delays")
+    ]
+    leaves = manifest.network_carry.leaves
+    sources = collections.Counter(leaf.source for leaf in leaves)
     assert sources == {"delay_buffer": 3, "delay_pointer": 3, "exported": 2}
+    buffers = [leaf for leaf in leaves if leaf.source == "delay_buffer"]
+    columns = sorted(
+        column
+        for leaf in buffers
+        for first in leaf.slots
+        for column in range(first, first + math.prod(leaf.shape[1:]))
+    )
+    assert columns == list(range(packed[0].shape[0]))
+    assert all(leaf.port == "carry.delays" for leaf in buffers)
 
 
 def test_an_observation_that_only_the_critic_reads_is_not_an_input(exported):

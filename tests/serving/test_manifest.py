@@ -165,6 +165,14 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "network_carry.count: source 'dropped' does not go with port 'carry.count'",
     ),
     (lambda m: m["network_carry"]["leaves"][0].update(shape=[9]), "the tree says"),
+    (
+        lambda m: m["network_carry"]["leaves"][0].update(slots=[0]),
+        r"network_carry.count: slots \[0\] do not go with state carry.count",
+    ),
+    (
+        lambda m: m["carry_ports"][0].update(kind="packed_delays"),
+        "network_carry.count: slots None do not go with packed_delays carry.count",
+    ),
     (lambda m: m["files"].pop(), "files must list exactly"),
     (lambda m: m["files"][0].update(path="carry.safetensors"), "files must list exactly"),
     (lambda m: m["files"][0].update(size=MAX_TENSOR_FILE_BYTES + 1), "larger than the limit"),
@@ -218,6 +226,30 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 def test_a_manifest_that_breaks_a_rule_is_refused(manifest, change, message):
     with pytest.raises(BundleError, match=message):
         parse_manifest(changed(manifest, change))
+
+
+def pack_hidden(manifest: dict[str, Any], slots: list[int], port_shape: list[int]) -> None:
+    """Make the leaf `hidden` a buffer of 2 slots of 3 in packed delays."""
+    port, leaf = manifest["carry_ports"][1], manifest["network_carry"]["leaves"][1]
+    node = manifest["network_carry"]["tree"]["children"][1]
+    port.update(kind="packed_delays", shape=port_shape)
+    leaf.update(source="delay_buffer", slots=slots, shape=[2, 3])
+    node.update(shape=[2, 3])
+
+
+def test_packed_delays_are_accepted(manifest):
+    changed_bytes = changed(manifest, lambda m: pack_hidden(m, [0, 5], [8]))
+    leaf = parse_manifest(changed_bytes).network_carry.leaves[1]
+    assert (leaf.source, leaf.slots, leaf.shape) == ("delay_buffer", [0, 5], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("slots", "port_shape"),
+    [([0, 6], [8]), ([0], [8]), ([-1, 5], [8]), ([0, 5], [2, 4])],
+)
+def test_packed_delays_that_do_not_fit_are_refused(manifest, slots, port_shape):
+    with pytest.raises(BundleError, match="network_carry.hidden: .* does not fit in port"):
+        parse_manifest(changed(manifest, lambda m: pack_hidden(m, slots, port_shape)))
 
 
 def test_a_batch_of_rules_is_not_broken_by_a_harmless_change(manifest):

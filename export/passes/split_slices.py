@@ -1,0 +1,155 @@
+"""Cut an array that is read in many ranges of columns once, instead of once for each range.
+
+Packed delays are read by every population and moved on by one slot, each time as a range of
+columns. A range that is only joined with others is joined range by range; what is left are pieces
+without overlap, and one `split` gives them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend import core as jcore
+
+from export.passes.collapse_reshapes import collapse_reshapes
+from export.passes.rewrite import constants_of, is_var, rebuild
+
+Range = tuple[int, int]
+
+
+def split_slices(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
+    """Return an equal jaxpr in which matrices read in several ranges of columns are split once."""
+    joined = collapse_reshapes(_join_neighbours(closed))
+    read = [e.invars[0] for e in joined.jaxpr.eqns if column_range(e) is not None]
+    for variable in dict.fromkeys(read):
+        joined = _split(joined, variable)
+    return joined
+
+
+def column_range(equation: Any, variable: Any = None) -> Range | None:
+    """Return the range of columns if `equation` takes one of a matrix (of `variable`, if given)."""
+    if equation is None or equation.primitive.name != "slice":
+        return None
+    source = equation.invars[0]
+    if (variable is not None and source is not variable) or not is_var(source):
+        return None
+    params, shape = equation.params, source.aval.shape
+    if len(shape) != 2 or any(stride != 1 for stride in params["strides"] or ()):
+        return None
+    if params["start_indices"][0] != 0 or params["limit_indices"][0] != shape[0]:
+        return None
+    return int(params["start_indices"][1]), int(params["limit_indices"][1])
+
+
+def _is_row_of_columns(equation: Any) -> bool:
+    """Return whether `equation` puts matrices side by side."""
+    return equation.primitive.name == "concatenate" and equation.params["dimension"] == 1
+
+
+def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
+    """Read as one range what a concatenation puts together from neighbouring ranges."""
+    producers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    equations = []
+    for equation in closed.jaxpr.eqns:
+        if not _is_row_of_columns(equation):
+            equations.append(equation)
+            continue
+        parts: list[tuple[Any, Any, Range | None]] = []
+        for atom in equation.invars:
+            cut = producers.get(atom) if is_var(atom) else None
+            span = column_range(cut)
+            source = cut.invars[0] if cut is not None and span is not None else None
+            before = parts[-1] if parts else (None, None, None)
+            if span and before[2] and before[1] is source and before[2][1] == span[0]:
+                parts[-1] = (None, source, (before[2][0], span[1]))
+            else:
+                parts.append((atom, source, span))
+        inputs = []
+        for atom, source, span in parts:
+            if atom is None:
+                atom, cut = _cut(equation, source, span)
+                equations.append(cut)
+            inputs.append(atom)
+        equations.append(_row_of(equation, inputs))
+    return rebuild(closed, equations, closed.jaxpr.outvars, constants_of(closed))
+
+
+def _cut(template: Any, source: Any, span: Any) -> tuple[Any, Any]:
+    batch = source.aval.shape[0]
+    value = jcore.Var(ShapedArray((batch, span[1] - span[0]), source.aval.dtype))
+    params = {"start_indices": (0, span[0]), "limit_indices": (batch, span[1]), "strides": None}
+    return value, template.replace(
+        primitive=lax.slice_p, params=params, invars=[source], outvars=[value]
+    )
+
+
+def _row_of(equation: Any, inputs: list[Any]) -> Any:
+    if len(inputs) > 1:
+        return equation.replace(invars=inputs)
+    shape = equation.outvars[0].aval.shape
+    params = {"new_sizes": shape, "dimensions": None, "sharding": None}
+    return equation.replace(primitive=lax.reshape_p, params=params, invars=inputs)
+
+
+def _split(closed: jcore.ClosedJaxpr, variable: Any) -> jcore.ClosedJaxpr:
+    """Replace the slices of `variable` by one split where that makes fewer operations."""
+    equations: list[Any] = list(closed.jaxpr.eqns)
+    spans = {i: s for i, e in enumerate(equations) if (s := column_range(e, variable))}
+    flexible = {i for i in spans if _only_joined(equations[i].outvars[0], closed)}
+    cuts = {edge for place in spans for edge in spans[place]}
+    # What goes elsewhere as it is must be one piece; else it keeps its slice and sets no bounds.
+    rigid = [i for i in spans if i not in flexible]
+    while True:
+        whole = [i for i in rigid if not any(spans[i][0] < c < spans[i][1] for c in cuts)]
+        used = flexible | set(whole)
+        remaining = {edge for place in used for edge in spans[place]}
+        if remaining == cuts:
+            break
+        cuts = remaining
+    if len(used) < 2:
+        return closed
+    edges = sorted({0, int(variable.aval.shape[1])} | cuts)
+    template = equations[min(used)]
+    pieces: list[Any] = [
+        jcore.Var(ShapedArray((variable.aval.shape[0], end - first), variable.aval.dtype))
+        for first, end in zip(edges, edges[1:], strict=False)
+    ]
+    of_slice = {
+        equations[i].outvars[0]: [
+            piece
+            for piece, first in zip(pieces, edges, strict=False)
+            if spans[i][0] <= first < spans[i][1]
+        ]
+        for i in used
+    }
+    split = template.replace(
+        primitive=lax.split_p,
+        params={"sizes": tuple(p.aval.shape[1] for p in pieces), "axis": 1},
+        invars=[variable],
+        outvars=pieces,
+    )
+    # Where the first slice was, the matrix is there.
+    kept = [
+        e if i not in used else split
+        for i, e in enumerate(equations)
+        if i not in used - {min(used)}
+    ]
+    result = [_with_pieces(equation, of_slice) for equation in kept]
+    outputs = [of_slice[o][0] if is_var(o) and o in of_slice else o for o in closed.jaxpr.outvars]
+    return rebuild(closed, result, outputs, constants_of(closed))
+
+
+def _only_joined(value: Any, closed: jcore.ClosedJaxpr) -> bool:
+    if any(value is output for output in closed.jaxpr.outvars):
+        return False
+    readers = [e for e in closed.jaxpr.eqns if any(value is atom for atom in e.invars)]
+    return all(_is_row_of_columns(equation) for equation in readers)
+
+
+def _with_pieces(equation: Any, of_slice: dict[Any, list[Any]]) -> Any:
+    inputs = []
+    for atom in equation.invars:
+        inputs += of_slice[atom] if is_var(atom) and atom in of_slice else [atom]
+    return equation.replace(invars=inputs)
