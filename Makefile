@@ -3,6 +3,8 @@
 #   make test    what continuous integration runs: ruff, pyright, pytest
 # A third one takes about an hour:
 #   make test-slow    300 random networks, each compared in every format
+# A fourth, make test-browser, opens reports in a Chromium, which has to be installed (Debian: apt-get install
+# chromium) or named: make test-browser BROWSER_BINARY=/opt/chrome/chrome
 # PYTHON=python3.12 chooses the interpreter, VENV=/elsewhere the virtual environment,
 # DEMO_ARGUMENTS="--seed 3" and PYTEST_ARGUMENTS="-k carry" go to the command.
 
@@ -21,7 +23,7 @@ CREATED := $(VENV)/.created-$(VERSION)
 FOR_DEMO := $(VENV)/.demo-$(VERSION)
 FOR_TEST := $(VENV)/.test-$(VERSION)
 
-.PHONY: demo test test-slow lint format clean check-python
+.PHONY: demo test test-slow test-browser lint format clean check-python
 
 demo: $(FOR_DEMO)
 	$(RUN) -m nnx_ppo.cli demo $(DEMO_ARGUMENTS)
@@ -31,6 +33,10 @@ test: lint
 
 test-slow: $(FOR_TEST)
 	$(RUN) -m pytest -m slow -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGUMENTS)
+
+test-browser: export BROWSER_BINARY := $(BROWSER_BINARY)
+test-browser: $(FOR_TEST)
+	$(RUN) -m pytest tests/browser -m browser $(PYTEST_ARGUMENTS)
 
 lint: $(FOR_TEST)
 	$(RUN) -m ruff check .

@@ -50,9 +50,11 @@ def card(manifest: Manifest) -> str:
         "action = session.step(observation)",
         "```",
         "",
-        "`nnx-ppo selftest DIRECTORY` replays the recorded trajectory on this machine; "
-        "`parity.json` and",
-        "`report.html`, once `nnx-ppo verify` has run, say how close each artefact is to the "
+        "`report.html` shows all of this and the network's graph in a browser, `nnx-ppo inspect "
+        "DIRECTORY`",
+        "in a terminal. `nnx-ppo selftest DIRECTORY` replays the recorded trajectory on this "
+        "machine;",
+        "`parity.json`, once `nnx-ppo verify` has run, says how close each artefact is to the "
         "network.",
         "",
     ]

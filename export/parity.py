@@ -17,7 +17,8 @@ import numpy as np
 from export.errors import ParityError
 from export.extra_outputs import needs_recording
 from export.network_copy import reference_copy
-from export.parity_report import Comparison, ParityReport, PortResult, write_report
+from export.parity_report import Comparison, ParityReport, PortResult, write_parity
+from export.report import check_templates, write_report
 from export.trajectory import (
     Trajectory,
     generate_observations,
@@ -28,6 +29,7 @@ from export.trajectory import (
 from serving import load_policy, read_bundle
 from serving import tree as serving_tree
 from serving.bundle import Bundle
+from serving.latency import latency_histogram
 from serving.manifest import Manifest
 
 TOLERANCES = {"stablehlo": 2e-6, "saved_model": 1e-5, "saved_model_xla": 1e-5, "onnx": 1e-5}
@@ -70,6 +72,8 @@ def verify_parity(
         ParityError: The comparison cannot be made, for example with another network.
         serving.ServingError: The bundle cannot be read or a runtime is missing.
     """
+    if write:
+        check_templates()
     bundle = bundle if isinstance(bundle, Bundle) else read_bundle(bundle)
     manifest = bundle.manifest
     names = _chosen_runtimes(manifest, runtimes)
@@ -100,10 +104,22 @@ def verify_parity(
         artefact_bytes={
             name: sum(file.size for file in manifest.artefacts[name].files) for name in names
         },
+        manifest_sha256=bundle.fingerprint,
     )
     if write:
-        write_report(bundle, report)
+        _write(bundle, report)
     return report
+
+
+def _write(bundle: Bundle, report: ParityReport) -> None:
+    try:
+        write_parity(bundle.path, report)
+        write_report(bundle)
+    except OSError as error:
+        raise ParityError(
+            f"the comparison is done, but its report cannot be written into {bundle.path}: "
+            f"{error}; pass write=False (--no-write) to do without"
+        ) from error
 
 
 def _stated_bound(manifest: Manifest, name: str) -> float:
@@ -222,6 +238,7 @@ def _compare(
         step_median_us=float(np.median(times_us)),
         step_p99_us=float(np.percentile(times_us, 99)),
         error_over_time=_profile(actions, reference.actions),
+        step_histogram=latency_histogram(times_us),
     )
 
 

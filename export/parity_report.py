@@ -1,21 +1,18 @@
-"""The result of a parity check: as numbers, as a table, as a page."""
+"""The result of a parity check, as numbers and as a table."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from export.errors import ParityError
-from serving.bundle import Bundle
-from serving.files import write_atomically
+import msgspec
 
-PARITY_FILE = "parity.json"
-REPORT_FILE = "report.html"
-_REPORT_VERSION = 1
+from serving.files import write_atomically
+from serving.latency import LatencyHistogram
+from serving.parity_record import PARITY_FILE, REPORT_VERSION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +54,8 @@ class Comparison:
     """99th percentile of the same."""
     error_over_time: list[float]
     """Largest absolute error of the action in consecutive slices of the trajectory."""
+    step_histogram: LatencyHistogram
+    """Times of all steps."""
 
     @property
     def passed(self) -> bool:
@@ -81,6 +80,8 @@ class ParityReport:
     comparisons: list[Comparison]
     artefact_bytes: dict[str, int]
     """Artefact → size of its files, bytes."""
+    manifest_sha256: str = ""
+    """SHA-256 of the manifest of the bundle that was compared."""
 
     @property
     def passed(self) -> bool:
@@ -98,15 +99,20 @@ class ParityReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values; an infinite error becomes the string `inf`."""
         return {
-            "report_version": _REPORT_VERSION,
+            "report_version": REPORT_VERSION,
             "passed": self.passed,
             "policy": self.policy,
             "steps": self.steps,
             "seed": self.seed,
             "observations": self.observations,
+            "manifest_sha256": self.manifest_sha256,
             "artefact_bytes": self.artefact_bytes,
             "comparisons": [
-                {**_finite(dataclasses.asdict(comparison)), "passed": comparison.passed}
+                {
+                    **_finite(dataclasses.asdict(comparison)),
+                    "step_histogram": msgspec.to_builtins(comparison.step_histogram),
+                    "passed": comparison.passed,
+                }
                 for comparison in self.comparisons
             ],
         }
@@ -148,123 +154,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def write_report(bundle: Bundle, report: ParityReport) -> tuple[Path, Path]:
-    """Write `parity.json` and `report.html` into the bundle, each complete or not at all.
-
-    Raises:
-        ParityError: The bundle cannot be written.
-    """
-    parity, page = bundle.path / PARITY_FILE, bundle.path / REPORT_FILE
-    text = json.dumps(report.to_json(), indent=1)
-    try:
-        write_atomically(parity, text.encode())
-        write_atomically(page, _page(bundle, report).encode())
-    except OSError as error:
-        raise ParityError(
-            f"the comparison is done, but its report cannot be written into {bundle.path}: "
-            f"{error}; pass write=False (--no-write) to do without"
-        ) from error
-    return parity, page
-
-
-_STYLE = """
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; line-height: 1.45; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid #8886; }
-.pass { color: #1a8f3c; font-weight: 600; } .fail { color: #d22; font-weight: 600; }
-svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size: 11px; }
-"""
-
-
-def _page(bundle: Bundle, report: ParityReport) -> str:
-    manifest = bundle.manifest
-    title = html.escape(manifest.name)
-    verdict = "pass" if report.passed else "fail"
-    ports = "".join(
-        f"<tr><td><code>{html.escape(port.name)}</code></td><td>{role}</td>"
-        f"<td>{port.dtype}</td><td>{port.shape}</td></tr>"
-        for role, group in (
-            ("observation", manifest.observation_ports),
-            ("carry", manifest.carry_ports),
-            ("action", manifest.action_ports),
-            ("extra output", manifest.extra_output_ports),
-        )
-        for port in group
-    )
-    plots = "".join(
-        f"<h3>{html.escape(comparison.runtime)}</h3>{_plot(comparison, report.steps)}"
-        for comparison in report.comparisons
-        if comparison.mode == "free_running"
-        and comparison.batch_size == report.comparisons[0].batch_size
-    )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: parity</title><style>{_STYLE}</style></head><body>
-<h1>{title}</h1>
-<p>Parity with the JAX network: <span class="{verdict}">{verdict}</span>, over {report.steps} steps
-with resets, {html.escape(report.observations)} observations.</p>
-<h2>Artefacts against the network</h2>
-<div class="scroll"><table>{_parity_rows(report)}</table></div>
-<h2>Error of the action over time</h2><p>Free running, batch
-{report.comparisons[0].batch_size}; the dashed line is the absolute bound.</p>{plots}
-<h2>Tensors</h2><div class="scroll"><table>
-<tr><th>name</th><th>role</th><th>dtype</th><th>shape without batch</th></tr>{ports}</table></div>
-</body></html>
-"""
-
-
-def _parity_rows(report: ParityReport) -> str:
-    heads = "artefact,size,mode,batch,worst tensor,abs,rel,ulp,step,median µs,p99 µs,verdict"
-    rows = ["<tr>" + "".join(f"<th>{head}</th>" for head in heads.split(",")) + "</tr>"]
-    for comparison in report.comparisons:
-        worst = comparison.worst
-        verdict = "pass" if comparison.passed else "fail"
-        cells = [
-            html.escape(comparison.runtime),
-            f"{report.artefact_bytes[comparison.runtime] / 1024:.1f} KiB",
-            comparison.mode.replace("_", " "),
-            str(comparison.batch_size),
-            f"<code>{html.escape(worst.name)}</code>",
-            f"{worst.max_abs_error:.2e}",
-            f"{worst.max_rel_error:.2e}",
-            str(worst.max_ulp),
-            str(worst.worst_step),
-            f"{comparison.step_median_us:.0f}",
-            f"{comparison.step_p99_us:.0f}",
-            f'<span class="{verdict}">{verdict}</span>',
-        ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return "".join(rows)
-
-
-def _plot(comparison: Comparison, steps: int) -> str:
-    """Draw error over time on a logarithmic axis from 1e-9 to 1e-2 (or the worst)."""
-    width, height, left, bottom = 720, 180, 50, 24
-    errors = comparison.error_over_time
-    top = max(-2.0, math.ceil(math.log10(max([*errors, comparison.tolerance]))))
-    low = -9.0
-
-    def y(value: float) -> float:
-        level = (math.log10(max(value, 10.0**low)) - low) / (top - low)
-        return (height - bottom) * (1.0 - min(level, 1.0)) + 4
-
-    def x(index: int) -> float:
-        return left + (width - left - 8) * index / max(len(errors) - 1, 1)
-
-    line = " ".join(f"{x(i):.1f},{y(error):.1f}" for i, error in enumerate(errors))
-    bound = y(comparison.tolerance)
-    ticks = "".join(
-        f'<text x="4" y="{y(10.0**power) + 4:.0f}">1e{power}</text>'
-        for power in range(int(low), int(top) + 1, 2)
-    )
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="error over time">{ticks}'
-        f'<line x1="{left}" x2="{width - 8}" y1="{bound:.1f}" y2="{bound:.1f}" stroke="#d22" '
-        'stroke-dasharray="5 4"/>'
-        f'<polyline points="{line}" fill="none" stroke="#3b82f6" stroke-width="1.5"/>'
-        f'<text x="{left}" y="{height - 6}">step 0</text>'
-        f'<text x="{width - 70}" y="{height - 6}">step {steps}</text></svg>'
-    )
+def write_parity(directory: Path, report: ParityReport) -> Path:
+    """Write `parity.json` into a bundle, complete or not at all."""
+    file = directory / PARITY_FILE
+    write_atomically(file, json.dumps(report.to_json(), indent=1).encode())
+    return file

@@ -22,6 +22,7 @@ from export.extra_outputs import checked_names, needs_recording
 from export.metadata_fit import fit_metadata
 from export.network_copy import reference_copy
 from export.passes.pipeline import checked_passes
+from export.report import check_templates, write_report
 from export.reset_input import with_reset_input
 from export.scaled_step import with_action_scaling
 from export.step import Step, build_step
@@ -120,6 +121,7 @@ def export_policy(
         >>> [port.name for port in bundle.manifest.action_ports]
         ['action']
     """
+    check_templates()
     _check_choices("formats", formats, FORMATS)
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
@@ -178,7 +180,7 @@ def export_policy(
         golden = record_golden(manifest, step, network)
         write_card(writer.path, manifest)
         structure = describe_structure(plain, writer.path, manifest.artefacts)
-        return writer.commit(manifest, step.initial_carry, golden, structure)
+        return writer.commit(manifest, step.initial_carry, golden, structure, write_report)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,8 @@ class Bundle:
     [T, B, ...], and `reset` as bool [T, B], true where a row is reset before the step."""
     structure: Structure | None = None
     """What the network is made of; None in a bundle that does not say."""
+    fingerprint: str = ""
+    """SHA-256 of the manifest, and so of the whole: the manifest lists the hash of every file."""
 
     def artefact(self, key: str) -> Artefact:
         """Returns the artefact of that name.
@@ -108,7 +110,8 @@ def read_bundle(path: str | Path) -> Bundle:
     _check_regular(root, MANIFEST_FILE)
     if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
         raise BundleError(file, f"{size} bytes, larger than the limit of {MAX_MANIFEST_BYTES}")
-    manifest = parse_manifest(_read(file, MAX_MANIFEST_BYTES + 1), file)
+    data = _read(file, MAX_MANIFEST_BYTES + 1)
+    manifest = parse_manifest(data, file)
     for artefact in manifest.artefacts.values():
         _check_listing(root, artefact)
         for entry in artefact.files:
@@ -120,7 +123,8 @@ def read_bundle(path: str | Path) -> Bundle:
     structure = None
     if STRUCTURE_FILE in contents:
         structure = parse_structure(contents[STRUCTURE_FILE], root / STRUCTURE_FILE)
-    return Bundle(root, manifest, initial_carry, golden, structure)
+    fingerprint = hashlib.sha256(data).hexdigest()
+    return Bundle(root, manifest, initial_carry, golden, structure, fingerprint)
 
 
 def to_path(path: Any) -> Path:

@@ -110,7 +110,7 @@ class BundleWriter:
         initial_carry: Mapping[str, Any],
         golden: Mapping[str, Any],
         structure: Structure | None = None,
-        before_move: Callable[[Bundle], None] | None = None,
+        before_move: Callable[[Bundle], object] | None = None,
     ) -> Bundle:
         """Adds tensors and manifest, checks the whole as a reader would, and moves it in place.
 

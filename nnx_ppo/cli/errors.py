@@ -9,7 +9,7 @@ EXTRA_OF_MODULE = {
     "jaxlib": "train",
     "jaxtyping": "train",
     "optax": "train",
-    "matplotlib": "export",
+    "jinja2": "export",
     "onnx": "export",
     "tf2onnx": "export",
     "tensorflow": "saved-model",

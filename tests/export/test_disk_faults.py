@@ -59,7 +59,7 @@ def test_a_target_below_a_file_is_one_clear_error(tmp_path):
     assert entries(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("after", range(8))
 def test_a_disk_that_fills_up_at_any_file_keeps_the_old_bundle(tmp_path, monkeypatch, after):
     network, observation = export_networks.make("mlp")
     target = tmp_path / "policy"
@@ -75,14 +75,14 @@ def test_a_disk_that_fills_up_at_any_file_keeps_the_old_bundle(tmp_path, monkeyp
 
     monkeypatch.setattr(io, "open", fill_up)
     options = {"formats": ["stablehlo"], "overwrite": True, "name": "new"}
-    if after < 5:
+    if after < 7:
         with pytest.raises(BundleError, match="policy: cannot be written: .*No space left"):
             export_policy(network, observation, target, **options)
     else:
-        # Artefact, card, carry, golden trajectory, manifest: these are all.
+        # Artefact, card, carry, golden trajectory, structure, manifest, report: these are all.
         export_policy(network, observation, target, **options)
     monkeypatch.undo()
-    assert read_bundle(target).manifest.name == ("old" if after < 5 else "new")
+    assert read_bundle(target).manifest.name == ("old" if after < 7 else "new")
     assert entries(tmp_path) == ["policy"]
 
 

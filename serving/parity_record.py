@@ -1,0 +1,137 @@
+"""Reading `parity.json`: what was compared with the network, and how close each artefact came.
+
+The file is not listed in the manifest, since it is written after the bundle. It names the manifest
+it belongs to, so that a copy from another bundle is not taken for a proof.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serving.errors import BundleError
+from serving.latency import LatencyHistogram, check_finite, check_histogram, read_side_file
+
+PARITY_FILE = "parity.json"
+REPORT_VERSION = 2
+MAX_PARITY_BYTES = 64 * 1024 * 1024
+
+_NOT_FINITE = {"inf": math.inf, "nan": math.nan}
+_ERRORS = ("max_abs_error", "max_rel_error")
+
+
+class PortParity(msgspec.Struct, frozen=True):
+    """How close one output came to the reference; fields as in `export.PortResult`."""
+
+    name: str
+    max_abs_error: float
+    max_rel_error: float
+    max_ulp: int
+    worst_step: int
+    worst_row: int
+    equal_nans: int
+    violations: int
+
+
+class ParityComparison(msgspec.Struct, frozen=True):
+    """One artefact in one mode at one batch size; fields as in `export.Comparison`."""
+
+    runtime: str
+    mode: str
+    batch_size: int
+    tolerance: float
+    ports: list[PortParity]
+    step_median_us: float
+    step_p99_us: float
+    error_over_time: list[float]
+    step_histogram: LatencyHistogram | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every element of every port was within the bound."""
+        return not any(port.violations for port in self.ports)
+
+    @property
+    def worst(self) -> PortParity:
+        """The port with most violations, then with the largest absolute error."""
+        return max(self.ports, key=lambda port: (port.violations, port.max_abs_error))
+
+
+class ParityRecord(msgspec.Struct, frozen=True):
+    """Everything that `parity.json` says."""
+
+    report_version: int
+    policy: str
+    steps: int
+    seed: int
+    observations: str
+    comparisons: list[ParityComparison]
+    manifest_sha256: str = ""
+    """SHA-256 of the manifest of the bundle that was compared."""
+
+    @property
+    def passed(self) -> bool:
+        """The verdict: every comparison within its bounds."""
+        return all(comparison.passed for comparison in self.comparisons)
+
+    @property
+    def worst(self) -> ParityComparison:
+        """The comparison that failed most, or came closest to its bound."""
+        return max(
+            self.comparisons,
+            key=lambda c: (c.worst.violations, c.worst.max_abs_error / (c.tolerance or 1e-300)),
+        )
+
+
+def read_parity(directory: Path) -> ParityRecord | None:
+    """Reads the record beside a bundle's manifest; None if there is none.
+
+    Raises:
+        BundleError: if the file is no such record.
+    """
+    file = directory / PARITY_FILE
+    data = read_side_file(file, MAX_PARITY_BYTES)
+    if data is None:
+        return None
+    return parse_parity(data, file)
+
+
+def parse_parity(data: bytes, file: str | Path) -> ParityRecord:
+    """Reads and checks the content of a record.
+
+    Raises:
+        BundleError: if it is no such record.
+    """
+    try:
+        record = msgspec.convert(_numbers(json.loads(data)), ParityRecord)
+        _check(record)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise BundleError(
+            file, f"is no record of a comparison: {error}; run `nnx-ppo verify` again"
+        ) from error
+    return record
+
+
+def _numbers(value: Any, key: str = "") -> Any:
+    """Puts back the numbers that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {name: _numbers(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item, key) for item in value]
+    return _NOT_FINITE.get(value, value) if key in _ERRORS and isinstance(value, str) else value
+
+
+def _check(record: ParityRecord) -> None:
+    if not 1 <= record.report_version <= REPORT_VERSION:
+        raise ValueError(f"report version {record.report_version} is unknown")
+    if not record.comparisons or any(not comparison.ports for comparison in record.comparisons):
+        raise ValueError("it compares nothing")
+    for comparison in record.comparisons:
+        numbers = [comparison.tolerance, comparison.step_median_us, comparison.step_p99_us]
+        check_finite([*numbers, *comparison.error_over_time])
+        if comparison.step_histogram is not None:
+            check_histogram(comparison.step_histogram)
