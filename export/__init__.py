@@ -22,10 +22,12 @@ from export.errors import (
 from export.parity import verify_parity
 from export.parity_report import Comparison, ParityReport, PortResult
 from export.policy import export_policy
+from export.report import write_report
 
 __all__ = [
     "export_policy",
     "verify_parity",
+    "write_report",
     "ParityReport",
     "Comparison",
     "PortResult",

@@ -105,7 +105,7 @@ def self_test(
     steps, rows = golden[RESET].shape
     # Recorded observations may hold extreme values on purpose, so they are not judged here.
     session = policy.session(rows, check_finite=False)
-    actual = _replay(session, golden)
+    actual = replay(session, golden)
     comparisons = [
         _compare(name, values, golden[name], absolute, relative) for name, values in actual.items()
     ]
@@ -120,7 +120,7 @@ def self_test(
     )
 
 
-def _replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns what the session gives, in the layout of the golden trajectory."""
     manifest = session.manifest
     observed = [leaf.port for leaf in tree.leaves(manifest.observation)]

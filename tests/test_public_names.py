@@ -10,6 +10,7 @@ def test_export_offers_these_names() -> None:
     assert export.__all__ == [
         "export_policy",
         "verify_parity",
+        "write_report",
         "ParityReport",
         "Comparison",
         "PortResult",
@@ -75,6 +76,8 @@ def test_the_command_offers_these_subcommands() -> None:
         "export",
         "verify",
         "inspect",
+        "report",
+        "diff",
         "selftest",
         "run",
         "bench",

@@ -69,6 +69,8 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> Non
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt")))
     assert {n.partition("/")[0] for n in names if ".dist-info/" not in n} == PACKAGES
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
+    templates = {n.rpartition("/")[2] for n in names if n.startswith("export/report/templates/")}
+    assert templates == {"report.html.jinja", "report.css", "report.js"}
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert b"nnx-ppo = nnx_ppo.cli:main" in entry_points
 
@@ -90,6 +92,7 @@ def test_a_robot_installs_the_oldest_versions_and_no_training_library(
     [
         (("train", "--environment", "swing_up", "--out", "run"), "train"),
         (("export", "run", "--out", "bundle"), "export"),
+        (("report", "bundle"), "export"),
         (("simulate", "swing_up"), "train"),
         (("demo",), "export"),
     ],
@@ -112,6 +115,15 @@ def test_the_oldest_onnxruntime_acts_as_the_network_did(
     assert report["passed"] is True
     assert report["steps"] == 64
     assert max(port["max_abs_error"] for port in report["ports"]) < 1e-5
+
+
+def test_a_robot_inspects_and_compares_without_rich_or_jax(
+    robot: Path, graph_bundle: Path, tmp_path: Path
+) -> None:
+    done = run(robot / "nnx-ppo", "inspect", graph_bundle, cwd=tmp_path)
+    assert "Not verified yet" in done.stdout and "Population graph" in done.stdout
+    done = run(robot / "nnx-ppo", "diff", graph_bundle, graph_bundle, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["same"] is True
 
 
 def test_a_robot_times_and_runs_what_it_can_and_says_what_it_cannot(

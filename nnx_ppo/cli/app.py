@@ -1,8 +1,8 @@
 """Parses the command line, runs one subcommand, and turns what happens into an exit status.
 
 Exit status: 0 done; 1 the finding that was asked for (parity failed, self-test failed, deadline
-budget missed); 2 wrong use or an error, with one line on standard error; 130 interrupted, 143
-terminated, 129 hung up, each after what was half written has been removed.
+budget missed, bundles differ); 2 wrong use or an error, with one line on standard error; 130
+interrupted, 143 terminated, 129 hung up, each after what was half written has been removed.
 """
 
 import argparse
@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("turn a checkpoint into a bundle", "export"),
     "verify": ("prove that a bundle acts as its network does", "export"),
     "inspect": ("say what a bundle holds", "serving"),
+    "report": ("write a bundle's report as a page", "export"),
+    "diff": ("say in what two bundles differ", "serving"),
     "selftest": ("replay a bundle's golden trajectory here", "serving"),
     "run": ("run a bundle in a control loop", "serving"),
     "bench": ("time one control step in every runtime", "serving"),

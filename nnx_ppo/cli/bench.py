@@ -6,15 +6,19 @@ action.
 """
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from nnx_ppo.cli.output import Output, microseconds, table
 from nnx_ppo.cli.runtimes import ALL, add_runtime_option, load_runtimes
+from serving.files import write_atomically
+from serving.latency import LATENCY_FILE, latency_histogram, this_machine
 
 if TYPE_CHECKING:
     from serving import Bundle, Session
@@ -23,6 +27,7 @@ EXAMPLES = """examples:
   nnx-ppo bench policy/
   nnx-ppo bench policy/ --batch-sizes 1,64 --steps 5000 --json
   nnx-ppo bench policy/ --runtime onnx --rate-hz 200    (paced, as a robot meets it)
+  nnx-ppo bench policy/ --write && nnx-ppo report policy/
 """
 
 WARM_UP_STEPS = 50
@@ -44,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_rate,
         default=None,
         help="pace the steps as a control loop would: caches are cold after a pause [back to back]",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="keep the result in the bundle, as latency.json, for inspect and report to show",
     )
 
 
@@ -73,7 +83,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
         for result in results
     ]
-    data = {"bundle": str(bundle.path), "rate_hz": arguments.rate_hz, "results": results}
+    if arguments.write:
+        output.note(f"written to {write_latency(bundle, arguments.rate_hz, results)}")
+    data = {
+        "bundle": str(bundle.path),
+        "rate_hz": arguments.rate_hz,
+        "machine": this_machine(),
+        "results": results,
+    }
     output.result(data, table(("runtime", "batch", "median", "p99", "max"), rows))
     return 0
 
@@ -139,13 +156,31 @@ def interleaved_step_times(
     return times
 
 
-def summary(times: np.ndarray) -> dict[str, float]:
-    """Median, 99th percentile and maximum of step times in seconds."""
+def summary(times: np.ndarray) -> dict[str, Any]:
+    """Median, 99th percentile, maximum and histogram of step times in seconds."""
     return {
         "median_s": float(np.median(times)),
         "p99_s": float(np.percentile(times, 99)),
         "max_s": float(np.max(times)),
+        "histogram": msgspec.to_builtins(latency_histogram(times * 1e6)),
     }
+
+
+def write_latency(bundle: "Bundle", rate_hz: float | None, results: list[dict[str, Any]]) -> Path:
+    """Keep what was measured beside the manifest that it belongs to.
+
+    Raises:
+        OSError: If the bundle cannot be written.
+    """
+    record = {
+        "manifest_sha256": bundle.fingerprint,
+        "machine": this_machine(),
+        "rate_hz": rate_hz,
+        "results": results,
+    }
+    file = bundle.path / LATENCY_FILE
+    write_atomically(file, json.dumps(record, indent=1).encode())
+    return file
 
 
 def _rate(text: str) -> float:

@@ -146,9 +146,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "bundle": str(bundle.path),
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "artefacts": artefacts,
+        "report": str(bundle.path / "report.html"),
     }
     rows = [(key, size(n_bytes)) for key, n_bytes in artefacts.items()]
-    output.result(data, f"{table(('artefact', 'size'), rows)}\nbundle {bundle.path}")
+    output.result(
+        data, f"{table(('artefact', 'size'), rows)}\nbundle {bundle.path}\nreport {data['report']}"
+    )
     return 0
 
 

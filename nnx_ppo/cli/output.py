@@ -45,7 +45,20 @@ class Output:
         if self.as_json:
             print(json.dumps(to_jsonable(data), indent=2), file=self.results, flush=True)
         else:
-            print(text, file=self.results, flush=True)
+            print(_writable(text, self.results), file=self.results, flush=True)
+
+
+_PLAIN = str.maketrans({"µ": "u", "×": "x", "→": "->", "…": "...", "·": "-", "–": "-"})
+
+
+def _writable(text: str, stream: TextStream) -> str:
+    """Write otherwise what a stream's encoding lacks, as on a robot with the locale C."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def to_jsonable(value: Any) -> Any:

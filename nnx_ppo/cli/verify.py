@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-write", action="store_true", help="leave the report in the bundle as it is"
     )
+    parser.add_argument("--report", type=Path, help="write the page here too, also with --no-write")
     add_network_options(parser)
 
 
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         checkpoint = checkpoint_directory(arguments.checkpoint)
     network = network_of(arguments, checkpoint)
 
-    from export import verify_parity
+    from export import verify_parity, write_report
 
     report = verify_parity(
         arguments.bundle,
@@ -60,5 +61,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         seed=arguments.observation_seed,
         write=not arguments.no_write,
     )
+    if arguments.report is not None:
+        write_report(read_bundle(arguments.bundle), arguments.report, parity=report)
+    if not arguments.no_write:
+        output.note(f"report {arguments.bundle / 'report.html'}")
     output.result(report.to_json(), report.summary)
     return 0 if report.passed else 1

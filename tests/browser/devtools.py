@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,16 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
+
+# The browser reads commands from descriptor 3 and writes answers to 4. Moved there by a program of
+# its own: done in a forked copy of this one it could meet locks of JAX's threads.
+_EXECUTE = """
+import os, sys
+reading, writing = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
+os.dup2(reading, 13), os.dup2(writing, 14)
+os.dup2(13, 3), os.dup2(14, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_browser() -> str | None:
@@ -37,17 +48,11 @@ class Page:
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
 
-        # The browser reads commands from descriptor 3 and writes answers to 4.
-        def descriptors() -> None:
-            os.dup2(to_browser, 13)
-            os.dup2(from_browser, 14)
-            os.dup2(13, 3)
-            os.dup2(14, 4)
-
+        command = [binary, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        ends = (to_browser, from_browser)
         self.process = subprocess.Popen(
-            [binary, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            preexec_fn=descriptors,
-            close_fds=False,
+            [sys.executable, "-c", _EXECUTE, *map(str, ends), *command],
+            pass_fds=ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

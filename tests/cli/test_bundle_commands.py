@@ -1,6 +1,7 @@
 """inspect, selftest, bench and run on a whole bundle."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ def test_inspect_names_tensors_files_and_metadata(
     onnx = graph_bundle / "onnx" / "policy.onnx"
     assert data["artefacts"]["onnx"]["size"] == onnx.stat().st_size
     assert data["metadata"]["joint_names"] == ["pole"]
+    assert data["verdict"]["state"] == "unverified"
+    assert data["structure"]["graphs"][0]["populations"][0]["name"] == "sensors"
     assert main(["inspect", str(graph_bundle)]) == 0
     text = capsys.readouterr().out
-    assert "control rate 100 Hz" in text
-    assert "robot: bench" in text
+    assert "Not verified yet" in text.splitlines()[4]
+    assert "control rate  100 Hz, 10.0 ms per step" in text
+    assert "robot        bench" in text
 
 
 def test_selftest_passes_in_every_runtime(
@@ -67,6 +71,47 @@ def test_bench_times_every_runtime_at_every_batch_size(
     }
     for row in data["results"]:
         assert 0 < row["median_s"] <= row["p99_s"] <= row["max_s"] < 1
+        assert sum(row["histogram"]["counts"]) == 20
+
+
+def test_latencies_are_kept_in_the_bundle_and_shown_by_inspect_and_report(
+    graph_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = Path(shutil.copytree(graph_bundle, tmp_path / "policy"))
+    result(capsys, "bench", bundle, "--runtime", "onnx", "--steps", 30, "--write")
+    data = result(capsys, "inspect", bundle)
+    assert data["latency"]["results"][0]["steps"] == 30
+    assert data["latency"]["machine"]["cores"] >= 1
+    page = tmp_path / "page.html"
+    data = result(capsys, "report", bundle, "--out", page)
+    assert data == {"report": str(page), "verdict": "unverified", "headline": "Not verified yet"}
+    assert "Measured by <code>nnx-ppo bench</code>" in page.read_text("utf-8")
+    # Another export has other latencies, whatever file lies beside it.
+    manifest = bundle / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    assert result(capsys, "inspect", bundle)["latency"] is None
+    assert main(["inspect", str(bundle)]) == 0
+    assert "latency.json belongs to another export" in capsys.readouterr().out
+
+
+def test_diff_tells_bundles_apart_and_equal_ones_are_the_same(
+    graph_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = Path(shutil.copytree(graph_bundle, tmp_path / "policy"))
+    data = result(capsys, "diff", graph_bundle, bundle)
+    assert data["same"] is True and data["differences"] == []
+    manifest = bundle / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"bench"', '"field"'))
+    data = result(capsys, "diff", graph_bundle, bundle, status=1)
+    assert data["differences"] == [
+        {"section": "metadata", "what": "extra.robot", "first": "bench", "second": "field"}
+    ]
+    assert result(capsys, "diff", graph_bundle, bundle, "--ignore", "metadata")["same"] is True
+    assert main(["diff", str(graph_bundle), str(bundle)]) == 1
+    assert "extra.robot  bench  field" in capsys.readouterr().out
+    assert main(["diff", str(graph_bundle), str(tmp_path)]) == 2
+    assert main(["diff", str(graph_bundle), str(bundle), "--ignore", "colour"]) == 2
+    assert "no section 'colour'; known are interface" in capsys.readouterr().err
 
 
 def test_bench_keeps_the_rate_that_it_is_given(

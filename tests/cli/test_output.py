@@ -36,3 +36,10 @@ def test_sizes_are_written_for_people() -> None:
 
 def test_infinities_and_mappings_become_json() -> None:
     assert to_jsonable({1: (float("inf"), 2.5)}) == {"1": [None, 2.5]}
+
+
+def test_what_an_encoding_lacks_is_written_otherwise() -> None:
+    stored = io.BytesIO()
+    results = io.TextIOWrapper(stored, encoding="ascii")
+    Output(as_json=False, results=results).result({}, "23 µs → 人 é")
+    assert stored.getvalue() == b"23 us -> \\u4eba \\xe9\n"
