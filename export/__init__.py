@@ -19,6 +19,7 @@ from export.errors import (
     RandomnessError,
     UnsupportedOperationError,
 )
+from export.formats.onnx_options import OnnxOptions
 from export.parity import verify_parity
 from export.parity_report import Comparison, ParityReport, PortResult
 from export.policy import export_policy
@@ -26,6 +27,7 @@ from export.report import write_report
 
 __all__ = [
     "export_policy",
+    "OnnxOptions",
     "verify_parity",
     "write_report",
     "ParityReport",

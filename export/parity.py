@@ -61,7 +61,8 @@ def verify_parity(
         steps: Length of the trajectory, at least 3.
         batch_sizes: Batch sizes to run; a bundle of fixed batch size is run at that one only.
         runtimes: Artefacts to compare; default: all in the bundle.
-        tolerances: Artefact → bound, both absolute and relative; default: `TOLERANCES`.
+        tolerances: Artefact → bound, both absolute and relative; default: `TOLERANCES`, or what an
+            artefact of fewer digits states as `parity_bound` in the manifest.
         seed: Seed of the observations and resets.
         write: Write `parity.json` and `report.html` into the bundle.
 
@@ -123,7 +124,7 @@ def _write(bundle: Bundle, report: ParityReport) -> None:
 
 
 def _stated_bound(manifest: Manifest, name: str) -> float:
-    """Return the bound that an artefact with float16 or bfloat16 inside states, else zero."""
+    """Return the bound that an artefact with fewer digits inside states, else zero."""
     stated = manifest.artefacts[name].details.get("parity_bound", 0)
     return float(stated) if isinstance(stated, int | float) else 0.0
 

@@ -120,9 +120,8 @@ class ParityReport:
     @property
     def summary(self) -> str:
         """One line per comparison, for a terminal."""
-        rows = [
-            ("artefact", "mode", "batch", "worst tensor", "abs error", "ulp", "step", "verdict")
-        ]
+        heads = "artefact,mode,batch,worst tensor,abs error,bound,ulp,step,verdict"
+        rows = [tuple(heads.split(","))]
         for comparison in self.comparisons:
             worst = comparison.worst
             rows.append(
@@ -132,6 +131,7 @@ class ParityReport:
                     str(comparison.batch_size),
                     worst.name,
                     f"{worst.max_abs_error:.2e}",
+                    f"{comparison.tolerance:.0e}",
                     str(worst.max_ulp),
                     str(worst.worst_step),
                     "pass" if comparison.passed else f"FAIL ({worst.violations} elements)",

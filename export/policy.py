@@ -19,6 +19,7 @@ from export.card import write_card
 from export.describe import describe_structure
 from export.errors import ExportError, MissingExtraError
 from export.extra_outputs import checked_names, needs_recording
+from export.formats.onnx_options import OnnxOptions
 from export.metadata_fit import fit_metadata
 from export.network_copy import reference_copy
 from export.passes.pipeline import checked_passes
@@ -43,10 +44,8 @@ FORMATS = ("stablehlo", "saved_model", "onnx")
 SAVED_MODEL_FLAVOURS = ("portable", "xla")
 STABLEHLO_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
-LOWEST_OPSET = 7
-"""The oldest that ONNX Runtime reads."""
-HIGHEST_OPSET = 18
-"""The newest that tf2onnx writes."""
+MAX_CONSTANT_BYTES = 2**31 - 2**24
+"""A protocol buffer, and a FlatBuffer, ends below 2^31 bytes; the graph takes some of them."""
 
 _GOLDEN_STEPS = 64
 _VERSIONS_OF = ("jax", "jaxlib", "flax", "tensorflow-cpu", "tensorflow", "tf2onnx", "onnx", "numpy")
@@ -65,7 +64,7 @@ def export_policy(
     reset_input: bool = False,
     apply_action_scaling: bool = False,
     name: str | None = None,
-    opset: int = 18,
+    onnx: OnnxOptions = OnnxOptions(),  # noqa: B008  (frozen)
     overwrite: bool = False,
     saved_model_flavours: Sequence[str] = SAVED_MODEL_FLAVOURS,
     stablehlo_platforms: Sequence[str] = ("cpu",),
@@ -95,7 +94,7 @@ def export_policy(
             `action_scale`, `action_offset`, `action_low` and `action_high` of the metadata; the
             manifest then says that they are applied. Without it they are for the robot to apply.
         name: Name of the policy; default: the directory's name.
-        opset: ONNX operator set.
+        onnx: Operator set of the ONNX file and how it keeps its weights.
         overwrite: Replace a bundle that exists at `path`.
         saved_model_flavours: `portable` (plain TensorFlow operations) and/or `xla` (one XLA call).
         stablehlo_platforms: Platforms that the StableHLO artefact runs on, of `cpu`, `cuda`, `rocm`
@@ -125,7 +124,6 @@ def export_policy(
     _check_choices("formats", formats, FORMATS)
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
-    _check_opset(opset)
     disabled_passes = checked_passes(disabled_passes)
     if name is not None and not (isinstance(name, str) and name.isprintable() and name):
         raise ExportError(f"name must be None or printable text, got {name!r}")
@@ -140,6 +138,7 @@ def export_policy(
             extra_outputs=extras,
             disabled_passes=disabled_passes,
         )
+        _check_size(plain)
         step = with_reset_input(plain) if reset_input else plain
         described = fit_metadata(described, step.action_ports)
         check_action_values(described, step.action_ports)
@@ -173,7 +172,7 @@ def export_policy(
                 manifest,
                 formats,
                 saved_model_flavours,
-                opset,
+                onnx,
                 tuple(p for p in STABLEHLO_PLATFORMS if p in stablehlo_platforms),
             )
         )
@@ -229,7 +228,7 @@ def _write_artefacts(
     manifest: Manifest,
     formats: Sequence[str],
     flavours: Sequence[str],
-    opset: int,
+    onnx: OnnxOptions,
     platforms: tuple[str, ...],
 ) -> dict[str, Artefact]:
     artefacts: dict[str, Artefact] = {}
@@ -251,7 +250,7 @@ def _write_artefacts(
         from export.formats.onnx_metadata import onnx_metadata
 
         properties = onnx_metadata(manifest, step.initial_carry)
-        artefacts["onnx"] = write_onnx(step, directory, opset, properties)
+        artefacts["onnx"] = write_onnx(step, directory, onnx, properties)
     return artefacts
 
 
@@ -261,10 +260,14 @@ def _check_choices(what: str, given: Sequence[str], known: Sequence[str]) -> Non
         raise ExportError(f"{what} must be a list of one or more of {known}, got {given!r}")
 
 
-def _check_opset(opset: int) -> None:
-    if type(opset) is not int or not LOWEST_OPSET <= opset <= HIGHEST_OPSET:
+def _check_size(step: Step) -> None:
+    """Refuse what no format can hold: all are written through messages of at most 2 GiB."""
+    n_bytes = sum(int(getattr(constant, "nbytes", 0)) for constant in step.closed.consts)
+    if n_bytes > MAX_CONSTANT_BYTES:
         raise ExportError(
-            f"opset must be an integer from {LOWEST_OPSET} to {HIGHEST_OPSET}, got {opset!r}"
+            f"the step has {n_bytes / 2**30:.2f} GiB of weights and other constants, and no format "
+            f"can be written with more than {MAX_CONSTANT_BYTES / 2**30:.2f} GiB; store them in "
+            "fewer numbers, or export a smaller network"
         )
 
 

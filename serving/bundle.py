@@ -72,8 +72,8 @@ class Bundle:
         """Returns the path of what a runtime loads: a file, or the directory of a SavedModel."""
         return self.path / self.artefact(key).entry
 
-    def artefact_bytes(self, key: str) -> bytes:
-        """Reads the entry file of an artefact and checks it once more.
+    def artefact_bytes(self, key: str, path: str | None = None) -> bytes:
+        """Reads a file of an artefact, its entry by default, and checks it once more.
 
         A runtime that takes these bytes cannot be given a file that was changed since the bundle
         was read.
@@ -83,8 +83,10 @@ class Bundle:
         """
         artefact = self.artefact(key)
         for file in artefact.files:
-            if file.path == artefact.entry:
+            if file.path == (path or artefact.entry):
                 return _read_checked(self.path, file)
+        if path is not None:
+            raise BundleError(self.path / path, f"is no file of the artefact {key!r}")
         raise BundleError(self.artefact_path(key), "is a directory, not a file")
 
 

@@ -87,7 +87,8 @@ def self_test(
 
     Args:
         policy: the policy with the runtime to test.
-        max_abs_error: absolute tolerance; None for the runtime's own, 1e-5 or 2e-6 for StableHLO.
+        max_abs_error: absolute tolerance; None for the runtime's own, 1e-5 or 2e-6 for StableHLO,
+            or what an artefact with float16 or int8 weights states in the manifest.
         max_rel_error: relative tolerance; likewise.
 
     Returns:
@@ -96,7 +97,7 @@ def self_test(
     Raises:
         ServingError: if a step raises.
     """
-    default = TOLERANCES.get(policy.runtime_name, DEFAULT_TOLERANCE)
+    default = _default_tolerance(policy)
     absolute = default if max_abs_error is None else max_abs_error
     relative = default if max_rel_error is None else max_rel_error
     if not (0 <= absolute < math.inf and 0 <= relative < math.inf):
@@ -118,6 +119,13 @@ def self_test(
         max_rel_error=relative,
         ports=comparisons,
     )
+
+
+def _default_tolerance(policy: Policy) -> float:
+    """Returns the runtime's tolerance, or what an artefact of fewer digits says it needs."""
+    default = TOLERANCES.get(policy.runtime_name, DEFAULT_TOLERANCE)
+    stated = policy.manifest.artefacts[policy.runtime_name].details.get("parity_bound")
+    return max(default, float(stated)) if isinstance(stated, int | float) else default
 
 
 def replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

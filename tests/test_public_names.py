@@ -9,6 +9,7 @@ from nnx_ppo.cli.app import COMMANDS
 def test_export_offers_these_names() -> None:
     assert export.__all__ == [
         "export_policy",
+        "OnnxOptions",
         "verify_parity",
         "write_report",
         "ParityReport",

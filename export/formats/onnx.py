@@ -15,22 +15,27 @@ from onnx import helper
 from export.errors import ExportError
 from export.formats.onnx_canonical import make_canonical
 from export.formats.onnx_cleanup import bodies_of, fuse_layers, use_relu
+from export.formats.onnx_external import move_weights
 from export.formats.onnx_handlers import HANDLERS, restore_rounding
+from export.formats.onnx_options import HIGHEST_OPSET, OnnxOptions
+from export.formats.onnx_storage import (
+    FLOAT16_BOUND,
+    INT8_BOUND,
+    quantize_layers,
+    store_as_float16,
+)
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
 from export.lowering import Lowering
 from export.lowering.half_precision import NOTE, half_details
 from export.step import Step
 from serving.manifest import Artefact
 
-DEFAULT_OPSET = 18
-"""Highest opset that tf2onnx writes; every onnxruntime that the extras allow reads it."""
-
 ENTRY = "onnx/policy.onnx"
 BATCH = "batch"
 """Name of the symbolic batch axis."""
 
 
-def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
+def convert(step: Step, opset: int = HIGHEST_OPSET) -> onnx.ModelProto:
     """Convert `step` to an ONNX model with one input and output per port.
 
     Raises:
@@ -65,30 +70,36 @@ def convert(step: Step, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     return model
 
 
-def write_onnx(step: Step, directory: Path, opset: int, metadata: Mapping[str, str]) -> Artefact:
+def write_onnx(
+    step: Step, directory: Path, options: OnnxOptions, metadata: Mapping[str, str]
+) -> Artefact:
     """Write the artefact below `directory` and return its manifest entry.
 
     Args:
         step: What to write.
         directory: The bundle under construction.
-        opset: ONNX operator set.
+        options: Operator set, and how the weights are kept.
         metadata: Entries of `metadata_props`.
     """
-    model = convert(step, opset)
+    model = convert(step, options.opset)
+    stored = _store_weights(model, options, step)
     helper.set_model_props(model, dict(sorted(metadata.items())))
     target = directory / ENTRY
     target.parent.mkdir(parents=True)
+    if options.external_data:
+        stored["external_bytes"] = move_weights(model, target)
     target.write_bytes(model.SerializeToString(deterministic=True))
     return Artefact(
         format="onnx",
         entry=ENTRY,
-        opset=opset,
+        opset=options.opset,
         details={
             "ir_version": model.ir_version,
             "nodes": len(model.graph.node),
             "tf2onnx_version": tf2onnx.__version__,
             "onnx_version": onnx.__version__,
             **half_details(step.portable, NOTE),
+            **stored,
         },
     )
 
@@ -99,6 +110,24 @@ def _unfused_product(left: Any, right: Any) -> Any:
     Its fusion takes any constant for the scalar that Gemm wants, and makes an invalid graph.
     """
     return tf.raw_ops.BatchMatMulV2(x=left, y=right)
+
+
+def _store_weights(model: onnx.ModelProto, options: OnnxOptions, step: Step) -> dict[str, Any]:
+    """Make the weights smaller as asked, and return what the manifest has to say about it."""
+    if options.int8_min_weights is None and options.weights == "float32":
+        return {}
+    stored: dict[str, Any] = {}
+    if options.int8_min_weights is not None:
+        stored["int8_layers"] = quantize_layers(model, options.int8_min_weights)
+    if options.weights == "float16":
+        stored["float16_tensors"] = store_as_float16(model)
+    _check(model)
+    bounds = {"int8_layers": INT8_BOUND, "float16_tensors": FLOAT16_BOUND}
+    reached = [bound for key, bound in bounds.items() if stored.get(key)]
+    own = half_details(step.portable, NOTE).get("parity_bound", 0.0)
+    if reached:
+        stored["parity_bound"] = max(own, *reached)
+    return stored
 
 
 def _plainly_named(signature: list[tf.TensorSpec]) -> list[tf.TensorSpec]:

@@ -31,7 +31,7 @@ def use_relu(model: onnx.ModelProto) -> None:
                 node.op_type = "Relu"
                 node.input[:] = [value]
                 break
-    _drop_unused_constants(graph)
+    drop_unused_constants(graph)
 
 
 def _is_scalar_zero(tensor: onnx.TensorProto) -> bool:
@@ -92,7 +92,7 @@ def _absorb_biases(model: onnx.ModelProto) -> None:
         graph.node.remove(node)
         graph.node.insert(position, fused)
         graph.node.remove(product)
-    _drop_unused_constants(graph)
+    drop_unused_constants(graph)
 
 
 def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -147,7 +147,8 @@ def _flattened(graph: Any, constants: Any, name: str, values: np.ndarray) -> str
     return flat
 
 
-def _drop_unused_constants(graph: Any) -> None:
+def drop_unused_constants(graph: Any) -> None:
+    """Remove constants that nothing reads."""
     used = {*_used_names(graph), *(value.name for value in graph.output)}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]

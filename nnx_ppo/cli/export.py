@@ -56,6 +56,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, help="the only batch size it takes [any]")
     parser.add_argument("--opset", type=int, help="ONNX opset [the exporter's choice]")
+    parser.add_argument(
+        "--onnx-external-data",
+        action="store_true",
+        default=None,
+        help="keep the weights of the ONNX model in a file beside it",
+    )
+    parser.add_argument(
+        "--onnx-weights",
+        choices=("float32", "float16"),
+        help="how weights of the ONNX model are stored; it computes in float32 [float32]",
+    )
+    parser.add_argument(
+        "--onnx-int8-min-weights",
+        type=int,
+        metavar="N",
+        help="compute layers of the ONNX model with at least N weights in int8 [none]",
+    )
     parser.add_argument("--name", help="name of the policy [that of the directory]")
     parser.add_argument(
         "--control-rate-hz", type=float, help="rate of the control loop [the environment's]"
@@ -117,9 +134,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     network = network_of(arguments, checkpoint)
     observation, rate_hz = _observation_and_rate(arguments, checkpoint)
 
-    from export import export_policy
+    from export import OnnxOptions, export_policy
 
-    options: dict[str, Any] = {} if arguments.opset is None else {"opset": arguments.opset}
+    given = {
+        "opset": arguments.opset,
+        "external_data": arguments.onnx_external_data,
+        "weights": arguments.onnx_weights,
+        "int8_min_weights": arguments.onnx_int8_min_weights,
+    }
+    onnx = OnnxOptions(**{key: value for key, value in given.items() if value is not None})
     bundle = export_policy(
         network,
         observation,
@@ -136,7 +159,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         overwrite=arguments.overwrite,
         saved_model_flavours=arguments.saved_model_flavours,
         disabled_passes=tuple(name for name in arguments.disable_passes.split(",") if name),
-        **options,
+        onnx=onnx,
     )
     artefacts = {
         key: sum(file.size for file in artefact.files)

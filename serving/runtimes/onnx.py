@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from serving.bundle import Bundle
@@ -18,7 +19,7 @@ from serving.runtimes.base import (
     input_ports,
     output_ports,
 )
-from serving.runtimes.onnx_weights import has_external_weights
+from serving.runtimes.onnx_external import read_external
 
 _DTYPES = {
     "tensor(bool)": "bool",
@@ -84,8 +85,13 @@ class ArtefactRuntime(Runtime):
             )
         # The checked bytes and not the path: a file replaced since then is never loaded.
         model = bundle.artefact_bytes(artefact)
-        self._check_weights(model)
-        self._session = self._load(model, _session_options(threads))
+        options = _session_options(threads)
+        # onnxruntime shares their memory, so they live as long as the session.
+        self._weights = self._external_weights(model, bundle, artefact)
+        if self._weights:
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(w) for w in self._weights.values()]
+            options.add_external_initializers(list(self._weights), values)
+        self._session = self._load(model, options)
         check_signature(
             self.file,
             self.manifest,
@@ -96,15 +102,26 @@ class ArtefactRuntime(Runtime):
     def _make_step(self, batch_size: int) -> Step:
         return OnnxStep(self.manifest, batch_size, self._session)
 
-    def _check_weights(self, model: bytes) -> None:
+    def _external_weights(
+        self, model: bytes, bundle: Bundle, artefact: str
+    ) -> dict[str, np.ndarray]:
+        directory = bundle.artefact(artefact).entry.rpartition("/")[0]
+        listed = {file.path for file in bundle.artefact(artefact).files}
+
+        def read_file(name: str) -> bytes:
+            path = f"{directory}/{name}"
+            if path not in listed:
+                raise BundleError(
+                    self.file,
+                    f"keeps weights in {name[:80]!r}, which the manifest does not list; export it "
+                    "again",
+                )
+            return bundle.artefact_bytes(artefact, path)
+
         try:
-            external = has_external_weights(model)
+            return read_external(model, read_file)
         except ValueError as error:
             raise BundleError(self.file, f"is no ONNX model: {error}; export it again") from error
-        if external:
-            raise BundleError(
-                self.file, "keeps weights in other files, which is not supported; embed them"
-            )
 
     def _load(
         self, model: bytes, options: onnxruntime.SessionOptions

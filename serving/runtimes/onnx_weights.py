@@ -1,10 +1,10 @@
 """Finds weights that an ONNX model keeps in other files.
 
 The hash of a bundle's model says nothing about such files, their names may lead anywhere, and older
-versions of onnxruntime open whatever they are told. So a model that has any is not loaded, which
-takes a look into the file: an ONNX model is a protocol buffer, and of that format this module knows
-just enough to walk down to every tensor. See https://protobuf.dev/programming-guides/encoding and
-the field numbers in onnx.proto.
+versions of onnxruntime open whatever they are told. So onnxruntime is never left to open any (see
+`serving.runtimes.onnx_external`), which takes a look into the model: it is a protocol buffer, and
+of that format this module knows just enough to walk down to every tensor. See
+https://protobuf.dev/programming-guides/encoding and the field numbers in onnx.proto.
 """
 
 from __future__ import annotations
@@ -29,46 +29,56 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DATA_LOCATION = 14
 
 
-def has_external_weights(model: bytes) -> bool:
+def has_external_weights(
+    model: bytes | memoryview, kind: str = "model", *, besides_initializers: bool = False
+) -> bool:
     """Returns whether any tensor of a model is in another file.
 
     Args:
-        model: content of an ONNX file.
+        model: content of an ONNX file, or of a message within it.
+        kind: of that message.
+        besides_initializers: do not count the constants of the model's main graph.
 
     Raises:
         ValueError: if it is not a protocol buffer, or is nested deeper than `MAX_DEPTH`.
     """
-    return _search(memoryview(model), "model", 0)
+    return _search(memoryview(model), kind, 0, besides_initializers)
 
 
-def _search(data: memoryview, kind: str, depth: int) -> bool:
+def _search(data: memoryview, kind: str, depth: int, besides: bool) -> bool:
     if depth > MAX_DEPTH:
         raise ValueError(f"more than {MAX_DEPTH} nested messages")
     inner = _FIELDS[kind]
-    for number, value in _read_fields(data):
+    for number, value in read_fields(data):
         if kind == "tensor" and number == _DATA_LOCATION and value == 1:
             return True
         child = inner.get(number)
+        if besides and depth == 1 and (kind, child) == ("graph", "tensor"):
+            continue
         if child == "external":
             return True
-        if child and isinstance(value, memoryview) and _search(value, child, depth + 1):
+        if child and isinstance(value, memoryview) and _search(value, child, depth + 1, besides):
             return True
     return False
 
 
-def _read_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yields number and value of each field of a message."""
+def read_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yields number and value of each field of a message.
+
+    Raises:
+        ValueError: if it is no protocol buffer.
+    """
     position = 0
     while position < len(data):
-        tag, position = _read_varint(data, position)
+        tag, position = read_varint(data, position)
         number, wire_type = tag >> 3, tag & 7
         value: int | memoryview
         if wire_type == _VARINT:
-            value, position = _read_varint(data, position)
+            value, position = read_varint(data, position)
         else:
             size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type)
             if wire_type == _BYTES:
-                size, position = _read_varint(data, position)
+                size, position = read_varint(data, position)
             if size is None or position + size > len(data):
                 raise ValueError("not a protocol buffer")
             value = data[position : position + size]
@@ -76,7 +86,8 @@ def _read_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         yield number, value
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+def read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Returns the integer at a position of a message, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):

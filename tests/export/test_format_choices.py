@@ -7,7 +7,7 @@ import jax
 import onnx
 import pytest
 
-from export import export_policy, verify_parity
+from export import OnnxOptions, export_policy, verify_parity
 from serving import BundleError, load_policy, self_test
 
 
@@ -37,7 +37,9 @@ def test_a_file_for_another_platform_says_so_on_this_one(tmp_path):
 @pytest.mark.parametrize("opset", [9, 15])
 def test_an_older_opset_acts_the_same(tmp_path, opset):
     network, observation = export_networks.make("lstm")
-    bundle = export_policy(network, observation, tmp_path / "p", formats=["onnx"], opset=opset)
+    bundle = export_policy(
+        network, observation, tmp_path / "p", formats=["onnx"], onnx=OnnxOptions(opset=opset)
+    )
     artefact = bundle.manifest.artefacts["onnx"]
     model = onnx.load(bundle.artefact_path("onnx"))
     assert artefact.opset == opset == model.opset_import[0].version
