@@ -73,6 +73,43 @@ def _top_k(graph: Any, node: Any, name: str, arguments: Any) -> None:
     )
 
 
+def _sign_bits(graph: Any, node: Any, name: str, arguments: Any) -> None:
+    """Convert a bitcast, of which our rules read the sign only: to -1 where it is set, else 0.
+
+    ONNX before opset 26 has no such operation. The quotient 1/x tells the sign of a zero. That of a
+    NaN cannot be told; it is taken for positive, and for negative behind a negation.
+    """
+    from tf2onnx import utils
+
+    (source,) = node.input
+    negations = 0
+    while graph.get_node_by_output(source) is not None:
+        producer = graph.get_node_by_output(source)
+        if producer.type not in _MOVES and producer.type != "Neg":
+            break
+        negations += producer.type == "Neg"
+        source = producer.input[0]
+    floats = utils.map_onnx_to_numpy_type(graph.get_dtype(node.input[0]))
+    integers = utils.map_onnx_to_numpy_type(node.output_dtypes[0])
+
+    def constant(value: int, dtype: Any) -> str:
+        return graph.make_const(utils.make_name(f"{name}_c"), np.asarray(value, dtype)).output[0]
+
+    def build(operation: str, *inputs: str) -> str:
+        return graph.make_node(operation, list(inputs), op_name_scope=name).output[0]
+
+    x, zero, one = node.input[0], constant(0, floats), constant(1, floats)
+    negative = build("Or", build("Less", x, zero), build("Less", build("Div", one, x), zero))
+    if negations % 2:
+        negative = build("Or", negative, build("IsNaN", x))
+    chosen = [negative, constant(-1, integers), constant(0, integers)]
+    _replace(graph, node, "Where", chosen, {})
+
+
+_MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Operations that leave the sign of every element as it is."""
+
+
 def _as_int64(graph: Any, name: str) -> str:
     from onnx import TensorProto
 
@@ -111,5 +148,6 @@ SCATTER_AND_SORT_HANDLERS: dict[str, tuple[Any, list[Any]]] = {
     "TensorScatterMax": (_scatter, ["ScatterElements", "max"]),
     "UnsortedSegmentProd": (_segment_product, []),
     "TopKV2": (_top_k, []),
+    "Bitcast": (_sign_bits, []),
 }
 """TensorFlow operation → handler, then the ONNX operation and the handler's arguments."""

@@ -2,13 +2,14 @@
 
 Everything rests on TensorFlow's and ONNX's top-k: of equal elements both put the earlier first, so
 one pass sorts stably by one key, and passes from the least significant key to the first sort by
-several. JAX sorts NaN behind all numbers and holds -0.0 and 0.0 equal; top-k knows no order for
-NaN, so a float becomes two keys, whether it is NaN and what number it is otherwise.
+several. JAX sorts NaN behind all numbers and holds -0.0 and 0.0 equal; its `top_k` goes by the sign
+of both. Top-k itself knows no order for NaN and no sign of zero. A float32 becomes one float64
+key, whose range has room for them beyond infinity and beside zero; a float64 becomes several keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,26 +50,40 @@ def _sorted_values(x: Any) -> Any:
 
 @RULES.register("top_k")
 def _largest(lowering: Any, equation: Any, x: Any) -> Any:
-    """Return the k largest, NaN first, and where they were; of equal ones the earlier first.
+    """Return the k largest in total order, and where they were; of equal ones the earlier first.
 
-    Zeros count as equal and every NaN comes first. XLA puts 0.0 before -0.0 and a NaN of negative
-    sign last, but ONNX cannot tell the sign of a NaN.
+    NaN is larger than infinity, or with a negative sign smaller than minus infinity, and 0.0 larger
+    than -0.0. ONNX has no operation that tells the sign of a NaN; there it counts as negative where
+    the operand is a negation, as in `jnp.partition`, else as positive.
     """
     axis = int(equation.params.get("axis", equation.invars[0].aval.ndim - 1))
+    return _top(lowering, equation, x, axis, _total_order_keys)
+
+
+@RULES.register("approx_top_k")
+def _approximately_largest(lowering: Any, equation: Any, x: Any) -> Any:
+    """Return the k largest or smallest exactly, as JAX does on all machines but TPUs."""
+    params = equation.params
+    if not params["aggregate_to_topk"]:
+        raise NotLowerable(
+            "without aggregate_to_topk what it returns depends on the machine; leave it True"
+        )
+    axis = int(params["reduction_dimension"]) % len(equation.invars[0].aval.shape)
+    return _top(lowering, equation, x, axis, _keys if params["is_max_k"] else _reversed_keys)
+
+
+def _top(
+    lowering: Any, equation: Any, x: Any, axis: int, keys_of: Callable[[Any], list[Any]]
+) -> list[Any]:
     count = lowering.dimension(equation.params["k"])
     x = _swap_last(x, axis)
-    *most, last = _keys(x)
+    *most, last = keys_of(x)
     if most:
         order = _take_first(_argsort([*most, last], descending=True), count)
     else:
         order = _top_k(last, count)[1]
     dtype = tf.as_dtype(np.dtype(equation.outvars[1].aval.dtype))
     return [_swap_last(_take(x, order), axis), _swap_last(tf.cast(order, dtype), axis)]
-
-
-@RULES.register("approx_top_k")
-def _approx_top_k(lowering: Any, equation: Any, *inputs: Any) -> Any:
-    raise NotLowerable("what it returns depends on the machine; use jax.lax.top_k")
 
 
 @RULES.register("lt_to", "le_to")
@@ -98,7 +113,7 @@ def _argsort(keys: Sequence[Any], *, descending: bool = False) -> Any:
     order = None
     for key in reversed(keys):
         if not descending:
-            key = tf.negative(key) if key.dtype.is_floating else _complement(key)
+            key = _backwards(key)
         step = _top_k(key if order is None else _take(key, order), count)[1]
         order = step if order is None else _take(order, step)
     return order
@@ -110,14 +125,57 @@ def _keys(x: Any) -> list[Any]:
     if not key.dtype.is_floating:
         return [key]
     is_nan = tf.math.is_nan(key)
-    return [tf.cast(is_nan, tf.int32), tf.where(is_nan, _scalars(key, 0)[0], key)]
+    if key.dtype == tf.float64:
+        return [tf.cast(is_nan, tf.int32), tf.where(is_nan, _scalars(key, 0)[0], key)]
+    return [tf.where(is_nan, np.float64(_NAN_KEY), _finite_float64(key))]
+
+
+def _reversed_keys(x: Any) -> list[Any]:
+    return [_backwards(key) for key in _keys(x)]
+
+
+def _total_order_keys(x: Any) -> list[Any]:
+    """Return the keys of the order in which signs of zero and of NaN count."""
+    key = _rankable(x)
+    if not key.dtype.is_floating:
+        return [key]
+    is_nan, negative = tf.math.is_nan(key), _sign_is_set(key)
+    (zero,) = _scalars(key, 0)
+    below_zero = tf.logical_and(tf.equal(key, zero), negative)
+    if key.dtype == tf.float64:
+        nan_rank = tf.where(is_nan, tf.where(negative, -1, 1), 0)
+        number = tf.where(is_nan, zero, key)
+        return [nan_rank, number, tf.where(below_zero, -1, 0)]
+    number = tf.where(below_zero, np.float64(-_ZERO_KEY), _finite_float64(key))
+    nan_key = tf.where(negative, np.float64(-_NAN_KEY), np.float64(_NAN_KEY))
+    return [tf.where(is_nan, nan_key, number)]
+
+
+_INFINITY_KEY, _NAN_KEY = 1e200, 1e300
+"""Where infinity and NaN come among float64 keys: beyond every float32."""
+
+_ZERO_KEY = 1e-300
+"""Less than any float32 but zero."""
+
+
+def _finite_float64(x: Any) -> Any:
+    end = np.float64(_INFINITY_KEY)
+    return tf.minimum(tf.maximum(tf.cast(x, tf.float64), -end), end)
+
+
+def _sign_is_set(x: Any) -> Any:
+    """Return where the bit of the sign is set, also of zeros and NaN."""
+    bits = tf.bitcast(x, tf.int64 if x.dtype == tf.float64 else tf.int32)
+    return tf.less(bits, _scalars(bits, 0)[0])
+
+
+def _backwards(key: Any) -> Any:
+    return tf.negative(key) if key.dtype.is_floating else _complement(key)
 
 
 def _rankable(x: Any) -> Any:
     if x.dtype == tf.bool:
         return tf.cast(x, tf.int32)
-    if x.dtype == tf.float16:
-        return tf.cast(x, tf.float32)
     if x.dtype == tf.uint64:
         # The signed type of the same bits, its halves exchanged.
         return tf.cast(x, tf.int64) + np.asarray(np.iinfo(np.int64).min)

@@ -18,14 +18,6 @@ X[2, :4], X[3], X[4, ::2] = [-0.0, 0.0, -0.0, 1.0], np.nan, 1.5
 LIMITS = np.iinfo(np.int32)
 
 
-def one_zero(x):
-    """Without -0.0, which is as large as 0.0 in the rules' top_k and smaller in XLA's.
-
-    Partition negates, and so gives XLA a NaN whose sign the rules do not see.
-    """
-    return jp.where(x == 0.0, 0.0, x)
-
-
 SORTING = {
     "sort": lambda x: jp.sort(x, axis=1),
     "sort_down": lambda x: jp.sort(x, axis=1, descending=True),
@@ -35,16 +27,16 @@ SORTING = {
     "rank": lambda x: jp.argsort(jp.argsort(x, axis=1), axis=1),
     "carried_along": lambda x: lax.sort((x, -x, x * 2.0), dimension=1, num_keys=1),
     "two_keys": lambda x: lax.sort((jp.round(x), -x, x * 2.0), dimension=1, num_keys=2),
-    "top": lambda x: lax.top_k(one_zero(x), 3),
-    "top_other_axis": lambda x: lax.top_k(jp.swapaxes(one_zero(x), 0, 1), 2, axis=0),
-    "top_of_all": lambda x: lax.top_k(one_zero(x), 7),
+    "top": lambda x: lax.top_k(x, 3),
+    "top_other_axis": lambda x: lax.top_k(jp.swapaxes(x, 0, 1), 2, axis=0),
+    "top_of_all": lambda x: lax.top_k(x, 7),
     "median": lambda x: jp.median(jp.nan_to_num(x), axis=1),
     "quantile": lambda x: jp.quantile(jp.clip(jp.nan_to_num(x), -9.0, 9.0), 0.3, axis=1),
     "bools": lambda x: jp.sort(x > 0.0, axis=1),
     "argsort_bools": lambda x: jp.argsort(x > 0.0, axis=1),
     "top_bools": lambda x: lax.top_k(x > 0.0, 3)[1],
     "lexsort": lambda x: jp.lexsort((x, jp.round(x)), axis=1),
-    "partition": lambda x: jp.partition(one_zero(jp.nan_to_num(x)), 2, axis=1)[:, 2],
+    "partition": lambda x: jp.partition(x, 2, axis=1),
 }
 
 
@@ -88,9 +80,46 @@ def test_large_integers_that_no_float_holds_are_told_apart():
     assert outputs[1].tolist() == [[2, 0, 1, 4, 3]]
 
 
-def test_an_approximate_top_k_is_refused_with_what_to_use():
-    with pytest.raises(UnsupportedOperationError, match="use jax.lax.top_k"):
-        assert_same_everywhere(lambda x: lax.approx_max_k(x, 2), X)
+SIGNS = np.array([[1, -np.nan, 0.0, -0.0, np.nan, np.inf, -np.inf, -1, -0.0, 0.0]], np.float32)
+
+
+def places_of_the_largest(x):
+    return [lax.top_k(x, 10)[1], lax.top_k(-x[:, :, None], 10, axis=1)[1][:, :, 0]]
+
+
+def test_top_k_goes_by_the_sign_of_zero_and_of_nan():
+    outputs = assert_same_everywhere(places_of_the_largest, SIGNS, formats=["saved_model"])
+    assert outputs[0].tolist() == [[4, 5, 0, 2, 9, 3, 8, 7, 6, 1]]
+    # ONNX cannot read the sign of a NaN, but knows what a negation does to one that has none.
+    assert_same_everywhere(places_of_the_largest, np.abs(SIGNS) * np.sign(SIGNS), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_top_k_of_other_floats(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        given = SIGNS.astype(dtype)
+        outputs = assert_same_everywhere(places_of_the_largest, given, formats=["saved_model"])
+        assert outputs[0].tolist() == [[4, 5, 0, 2, 9, 3, 8, 7, 6, 1]]
+        # Without the NaN of negative sign.
+        assert_same_everywhere(places_of_the_largest, np.delete(given, [1], 1).repeat(2, 1)[:, :10])
+
+
+def test_an_approximate_top_k_is_exact_as_on_every_machine_but_a_tpu():
+    numbers = np.nan_to_num(X)
+    assert_same_everywhere(
+        lambda x: {
+            "largest": lax.approx_max_k(x, 3),
+            "smallest": lax.approx_min_k(x, 3),
+            "other_axis": jp.swapaxes(
+                lax.approx_max_k(jp.swapaxes(x, 0, 1), 2, reduction_dimension=0)[0], 0, 1
+            ),
+        },
+        numbers,
+        atol=0,
+        rtol=0,
+    )
+    with pytest.raises(UnsupportedOperationError, match="leave it True"):
+        assert_same_everywhere(lambda x: lax.approx_max_k(x, 2, aggregate_to_topk=False), numbers)
 
 
 EDGES = np.linspace(-1, 1, 5).astype(np.float32)
