@@ -47,15 +47,30 @@ _ROUNDING_CAST = "RoundingCast"
 
 
 def _cast(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    """Hide a rounding from tf2onnx's optimizer, which drops a cast to float16 before one back.
+    """Hide a rounding from tf2onnx's optimizer, which drops a cast to a float before another cast.
 
     tf2onnx takes bfloat16 for float16; the operation's name tells which was meant.
     """
+    source = graph.get_dtype(node.input[0])
     if TO_BFLOAT16 in node.name:
         node.set_attr("to", TensorProto.BFLOAT16)
         graph.set_dtype(node.output[0], TensorProto.BFLOAT16)
-    if node.get_attr_value("to") in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+    target = node.get_attr_value("to")
+    if target in (TensorProto.FLOAT16, TensorProto.BFLOAT16) or source in _ROUNDED.get(target, ()):
         node.type = _ROUNDING_CAST
+
+
+_ROUNDED: dict[int, tuple[int, ...]] = {
+    TensorProto.FLOAT: (
+        TensorProto.DOUBLE,
+        TensorProto.INT32,
+        TensorProto.INT64,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+    ),
+    TensorProto.DOUBLE: (TensorProto.INT64, TensorProto.UINT64),
+}
+"""Type → those with numbers that it does not hold exactly."""
 
 
 def restore_rounding(graph: GraphProto) -> None:

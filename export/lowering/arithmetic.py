@@ -12,7 +12,7 @@ from jax import lax
 from export.lowering.elementwise import WIDER, constants
 from export.lowering.registry import RULES, NotLowerable
 
-_SAME_BITS = {**WIDER, tf.uint64: tf.int64}
+SAME_BITS = {**WIDER, tf.uint64: tf.int64}
 """Integers → a signed type in which sums and products are the same modulo the range."""
 
 _HIGHEST_BIT = np.int64(-(2**63))
@@ -21,7 +21,7 @@ _HIGHEST_BIT = np.int64(-(2**63))
 def _register_modular(primitive: str, operation: Callable[..., Any]) -> None:
     def rule(lowering: Any, equation: Any, *inputs: Any) -> Any:
         dtype = inputs[0].dtype
-        between = _SAME_BITS.get(dtype, dtype)
+        between = SAME_BITS.get(dtype, dtype)
         return tf.cast(operation(*(tf.cast(item, between) for item in inputs)), dtype)
 
     RULES.register(primitive, broadcasts=True)(rule)
@@ -40,7 +40,7 @@ for _name, _operation in {
 
 def _register_comparison(primitive: str, operation: Callable[..., Any]) -> None:
     def rule(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
-        return operation(_ordered(x), _ordered(y))
+        return operation(ordered(x), ordered(y))
 
     RULES.register(primitive, broadcasts=True)(rule)
 
@@ -62,16 +62,16 @@ def _extremum(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
     if x.dtype == tf.bool:
         return tf.logical_or(x, y) if is_max else tf.logical_and(x, y)
     choose = tf.maximum if is_max else tf.minimum
-    return _from_ordered(choose(_ordered(x), _ordered(y)), x.dtype)
+    return from_ordered(choose(ordered(x), ordered(y)), x.dtype)
 
 
 @RULES.register("clamp", broadcasts=True)
 def _clamp(lowering: Any, equation: Any, low: Any, x: Any, high: Any) -> Any:
-    bounded = tf.minimum(tf.maximum(_ordered(x), _ordered(low)), _ordered(high))
-    return _from_ordered(bounded, x.dtype)
+    bounded = tf.minimum(tf.maximum(ordered(x), ordered(low)), ordered(high))
+    return from_ordered(bounded, x.dtype)
 
 
-def _ordered(x: Any) -> Any:
+def ordered(x: Any) -> Any:
     """Return numbers in the order of `x`, of a dtype that every runtime compares."""
     if x.dtype == tf.uint64:
         return tf.bitwise.bitwise_xor(tf.cast(x, tf.int64), _HIGHEST_BIT)
@@ -80,7 +80,8 @@ def _ordered(x: Any) -> Any:
     return tf.cast(x, WIDER.get(x.dtype, x.dtype))
 
 
-def _from_ordered(value: Any, dtype: Any) -> Any:
+def from_ordered(value: Any, dtype: Any) -> Any:
+    """Return the numbers of a dtype that `ordered` made these of."""
     if dtype == tf.uint64:
         value = tf.bitwise.bitwise_xor(value, _HIGHEST_BIT)
     return tf.cast(value, dtype)
@@ -117,7 +118,7 @@ def _round(lowering: Any, equation: Any, x: Any) -> Any:
 @RULES.register("integer_pow", broadcasts=True)
 def _integer_pow(lowering: Any, equation: Any, x: Any) -> Any:
     exponent = int(equation.params["y"])
-    between = _SAME_BITS.get(x.dtype, x.dtype)
+    between = SAME_BITS.get(x.dtype, x.dtype)
     power = _power(tf.cast(x, between), abs(exponent))
     if exponent < 0:
         return tf.math.reciprocal(power)

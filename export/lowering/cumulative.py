@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from export.lowering.elementwise import WIDER
+from export.lowering.arithmetic import SAME_BITS, from_ordered, ordered
 from export.lowering.registry import RULES, NotLowerable
 
 
 @RULES.register("cumsum")
 def _cumsum(lowering: Any, equation: Any, x: Any) -> Any:
-    wide = tf.cast(x, WIDER.get(x.dtype, x.dtype))
+    wide = tf.cast(x, SAME_BITS.get(x.dtype, x.dtype))
     axis, reverse = int(equation.params["axis"]), bool(equation.params["reverse"])
     return tf.cast(tf.cumsum(wide, axis=axis, reverse=reverse), x.dtype)
 
@@ -28,11 +28,17 @@ def _cumulative(lowering: Any, equation: Any, x: Any) -> Any:
         raise NotLowerable("cumulative operation along the batch; export with batch_size=N")
     combine = _COMBINE[equation.primitive.name]
     dtype = x.dtype
-    x = tf.cast(x, tf.int32 if dtype == tf.bool else WIDER.get(dtype, dtype))
+    by_order = equation.primitive.name in ("cummax", "cummin")
+    if by_order:
+        x = ordered(x)
+    else:
+        x = tf.cast(x, tf.int32 if dtype == tf.bool else SAME_BITS.get(dtype, dtype))
     distance = 1
     while distance < length:
         x = _round(x, axis, distance, combine, bool(equation.params["reverse"]))
         distance *= 2
+    if by_order:
+        return from_ordered(x, dtype)
     return tf.not_equal(x, 0) if dtype == tf.bool else tf.cast(x, dtype)
 
 

@@ -52,16 +52,23 @@ for _name, _operation in {
     "atanh": tf.atanh,
     "sqrt": tf.sqrt,
     "rsqrt": tf.math.rsqrt,
-    "erf": tf.math.erf,
     "copy": tf.identity,
-    "copy_p": tf.identity,
     "name": tf.identity,
     "stop_gradient": tf.identity,
 }.items():
     _register_direct(_name, _operation)
 
 
-_ROUNDED_BY = {(5, 10): "float16", (8, 7): "bfloat16"}
+@RULES.register("erf", broadcasts=True)
+def _erf(lowering: Any, equation: Any, x: Any) -> Any:
+    if x.dtype == tf.float64:
+        # TensorFlow's is NaN for infinity and huge numbers; beyond 6 the result is 1.
+        low, high = constants(x, -6, 6)
+        x = tf.minimum(tf.maximum(x, low), high)
+    return tf.math.erf(x)
+
+
+_ROUNDED_BY = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32"}
 """Bits of exponent and mantissa → the type that has these."""
 
 
@@ -74,7 +81,10 @@ def _reduce_precision(lowering: Any, equation: Any, x: Any) -> Any:
         return x
     target = _ROUNDED_BY.get(kept)
     if target is None or is_half(dtype):
-        raise NotLowerable(f"rounding to {kept[0]} bits of exponent and {kept[1]} of mantissa")
+        raise NotLowerable(
+            f"rounding {dtype.name} to {kept[0]} bits of exponent and {kept[1]} of mantissa; "
+            "float32 can be rounded to float16 (5 and 10) and bfloat16 (8 and 7)"
+        )
     return round_to(x, target)
 
 

@@ -19,9 +19,9 @@ HALVES = ("float16", "bfloat16")
 # Operations whose results are among their operands' values, so that there is nothing to round.
 _EXACT = frozenset(
     [
-        "abs", "broadcast_in_dim", "clamp", "concatenate", "cond", "copy", "copy_p", "cummax",
-        "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "jit", "max",
-        "min", "name", "neg", "optimization_barrier", "pad", "reduce_max", "reduce_min",
+        "abs", "approx_top_k", "broadcast_in_dim", "clamp", "concatenate", "cond", "copy",
+        "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "gather", "jit", "max", "min",
+        "name", "neg", "optimization_barrier", "pad", "reduce_max", "reduce_min",
         "reduce_window_max", "reduce_window_min", "reshape", "rev", "scan", "scatter",
         "scatter-max", "scatter-min", "select_n", "slice", "sort", "split", "squeeze", "stack",
         "stop_gradient", "take_slot", "tile", "top_k", "transpose", "unstack", "while",

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from jax.extend import core as jcore
 
+from export.lowering.arithmetic import SAME_BITS, from_ordered, ordered
 from export.lowering.elementwise import WIDER
 from export.lowering.registry import RULES, NotLowerable
 from export.passes.inline_calls import inline_calls
@@ -20,6 +21,8 @@ _REDUCTIONS = {
     "reduce_min": tf.reduce_min,
     "reduce_prod": tf.reduce_prod,
 }
+
+_MODULAR: dict[str, Callable[..., Any]] = {"reduce_sum": tf.add, "reduce_prod": tf.multiply}
 
 _BITWISE = {
     "reduce_and": tf.bitwise.bitwise_and,
@@ -41,14 +44,38 @@ def _reduce(lowering: Any, equation: Any, x: Any) -> Any:
                 raise NotLowerable("a reduction of no elements")
             (x,) = _fold([x], axis, length, lambda a, b, _: [_BITWISE[name](a[0], b[0])])
         return x
-    # Cast back, a sum is the same modulo the narrow type's range.
-    wide = tf.cast(x, WIDER.get(x.dtype, x.dtype))
+    if name in _MODULAR and not x.dtype.is_floating:
+        folded = _fold_integers(equation, x, axes, _MODULAR[name])
+        if folded is not None:
+            return folded
+    if name in ("reduce_max", "reduce_min") and not x.dtype.is_floating:
+        return from_ordered(_REDUCTIONS[name](ordered(x), axis=axes), x.dtype)
+    # Cast back, a sum is the same modulo the narrow type's range. ONNX Runtime's own ends there.
+    wide = tf.cast(x, tf.int64 if x.dtype == tf.int32 else WIDER.get(x.dtype, x.dtype))
     result = _REDUCTIONS[name](wide, axis=axes)
-    if name in ("reduce_max", "reduce_min") and x.dtype.is_floating:
+    if name in ("reduce_max", "reduce_min"):
         # ONNX Runtime passes over NaN. In a sum every NaN counts.
         zero = np.zeros([], x.dtype.as_numpy_dtype)
         result += tf.reduce_sum(tf.where(tf.math.is_nan(x), x, zero), axis=axes)
     return tf.cast(result, x.dtype)
+
+
+def _fold_integers(
+    equation: Any, x: Any, axes: list[int], combine: Callable[..., Any]
+) -> Any | None:
+    """Combine integers pair by pair; None where ONNX Runtime's own reduction is exact.
+
+    It multiplies integers, and adds those of 64 bits, as floats that end at the range's ends.
+    """
+    shape = equation.invars[0].aval.shape
+    if combine is tf.add and x.dtype not in (tf.int64, tf.uint64):
+        return None
+    if not all(isinstance(shape[axis], int | np.integer) and shape[axis] for axis in axes):
+        return None
+    value = tf.cast(x, SAME_BITS.get(x.dtype, x.dtype))
+    for axis in sorted(axes, reverse=True):
+        (value,) = _fold([value], axis, int(shape[axis]), lambda a, b, _: [combine(a[0], b[0])])
+    return tf.cast(value, x.dtype)
 
 
 def _reduce_bools(name: str, x: Any, axes: list[int]) -> Any:
@@ -66,7 +93,7 @@ def _argmax(lowering: Any, equation: Any, x: Any) -> Any:
     axis = int(equation.params["axes"][0])
     is_max = equation.primitive.name == "argmax"
     # ONNX searches numbers only, and not all of them.
-    x = tf.cast(x, tf.int32 if x.dtype == tf.bool else WIDER.get(x.dtype, x.dtype))
+    x = ordered(x)
     operation = tf.argmax if is_max else tf.argmin
     if x.dtype.is_floating:
         best = (tf.reduce_max if is_max else tf.reduce_min)(x, axis=axis, keepdims=True)

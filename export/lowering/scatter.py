@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 from jax.extend import core as jcore
 
+from export.lowering.arithmetic import SAME_BITS, from_ordered, ordered
 from export.lowering.dynamic_slicing import read_window, write_window
-from export.lowering.elementwise import WIDER, select
+from export.lowering.elementwise import select
 from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES, NotLowerable
 from export.lowering.windows import (
@@ -32,10 +33,12 @@ def _scatter(lowering: Any, equation: Any, operand: Any, indices: Any, updates: 
     """
     combine = _combination(equation)
     dtype = operand.dtype
-    wide: Any = _COMBINED_IN.get(dtype, WIDER.get(dtype, dtype))
-    if combine != "set" and dtype == tf.uint64:
-        raise NotLowerable(f"{equation.primitive.name} of uint64")
-    operand, updates = tf.cast(operand, wide), tf.cast(updates, wide)
+    # Of uint64 the signed type has the same sums and products, and with halves exchanged the order.
+    is_order = dtype == tf.uint64 and combine in ("min", "max")
+    wide: Any = _COMBINED_IN.get(dtype, SAME_BITS.get(dtype, dtype))
+    operand, updates = (
+        ordered(value) if is_order else tf.cast(value, wide) for value in (operand, updates)
+    )
     if dtype == tf.bool:
         # On 0 and 1 a sum is an or, which is a maximum, and a product a minimum.
         combine = {"add": "max", "mul": "min"}.get(combine, combine)
@@ -47,6 +50,8 @@ def _scatter(lowering: Any, equation: Any, operand: Any, indices: Any, updates: 
         result = _one_window(combine, *arguments)
     else:
         result = _many_windows(combine, *arguments)
+    if is_order:
+        return from_ordered(result, dtype)
     return tf.cast(result, dtype) if dtype != tf.bool else tf.not_equal(result, 0)
 
 

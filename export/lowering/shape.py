@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from export.lowering.elementwise import WIDER
+from export.lowering.arithmetic import SAME_BITS
 from export.lowering.half_precision import computed_dtype
 from export.lowering.registry import RULES, NotLowerable
 
@@ -36,7 +36,7 @@ def _reshape(lowering: Any, equation: Any, x: Any, *dynamic_shape: Any) -> Any:
     return tf.reshape(x, lowering.shape(equation.outvars[0].aval.shape))
 
 
-@RULES.register("squeeze", "expand_dims")
+@RULES.register("squeeze")
 def _squeeze(lowering: Any, equation: Any, x: Any) -> Any:
     return tf.reshape(x, lowering.shape(equation.outvars[0].aval.shape))
 
@@ -114,7 +114,7 @@ def _pad(lowering: Any, equation: Any, x: Any, value: Any) -> Any:
     config = equation.params["padding_config"]
     dtype = x.dtype
     # ONNX pads few types; bools go as 0 and 1, narrow integers as wider ones.
-    wide = tf.int32 if dtype == tf.bool else WIDER.get(dtype, dtype)
+    wide = tf.int32 if dtype == tf.bool else SAME_BITS.get(dtype, dtype)
     padded = _padded(lowering, config, tf.cast(x, wide), tf.cast(value, wide))
     return tf.not_equal(padded, 0) if dtype == tf.bool else tf.cast(padded, dtype)
 

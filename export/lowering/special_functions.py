@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
@@ -214,7 +215,10 @@ def zeta(s: Any, q: Any) -> Any:
         factor = factor * (s + first) * (s + second) * inverse * inverse
     whole = tf.equal(tf.floor(q), q)
     at_most_zero = tf.less_equal(q, zero)
-    total = tf.where(tf.logical_and(at_most_zero, whole), infinity, total)
+    # The terms at a pole have signs that agree for an even power only.
+    even = tf.equal(constants(s, 2)[0] * tf.floor(s * half), s)
+    at_pole = tf.where(even, infinity, nan)
+    total = tf.where(tf.logical_and(at_most_zero, whole), at_pole, total)
     undefined = tf.logical_and(at_most_zero, tf.not_equal(tf.floor(s), s))
     total = tf.where(tf.logical_or(undefined, tf.less(s, one)), nan, total)
     return tf.where(tf.equal(s, one), infinity, total)
@@ -230,18 +234,30 @@ def polygamma(order: Any, x: Any) -> Any:
     return tf.where(tf.equal(order, zero), digamma(x), tf.where(valid, result, nan))
 
 
-def next_after(x: Any, y: Any) -> Any:
-    """Return the float32 after x in the direction of y; both are given as float64.
+def next_after(x: Any, y: Any, dtype: str) -> Any:
+    """Return the number of a dtype after x in the direction of y; both are given as float64.
 
     A step of between one half and one unit in the last place lands, rounded, on the neighbour. The
     step is that on both sides of a power of two, where the unit changes.
     """
-    zero, relative, smallest, end = constants(x, 0, 2.0**-24 * (1 + 2.0**-20), 2.0**-149, 2.0**128)
+    info = jnp.finfo(dtype)
+    # A little more than half a unit, by so much that float32 still shows it.
+    half_unit = 2.0 ** -(info.nmant + 1) * (1 + 2.0 ** (-20 if dtype == "float32" else -10))
+    zero, relative = constants(x, 0, half_unit)
+    smallest, end = constants(x, float(info.smallest_subnormal), 2.0**info.maxexp)
     start = tf.minimum(tf.maximum(x, -end), end)
     step = tf.maximum(tf.abs(start) * relative, smallest)
     moved = tf.where(tf.greater(y, x), start + step, start - step)
     moved = tf.where(tf.equal(x, y), y, moved)
     return tf.where(tf.equal(y, y), _nan_where_nan(x, moved), y + zero)
+
+
+@RULES.register("nextafter", broadcasts=True)
+def _next_after(lowering: Any, equation: Any, x: Any, y: Any) -> Any:
+    if x.dtype != tf.float32:
+        raise NotLowerable(f"nextafter of {x.dtype.name}; only float32 is supported")
+    dtype = str(equation.outvars[0].aval.dtype)
+    return tf.cast(next_after(tf.cast(x, tf.float64), tf.cast(y, tf.float64), dtype), x.dtype)
 
 
 def _asymptotic(inverse: Any, coefficients: Sequence[float]) -> Any:
@@ -262,4 +278,3 @@ _register("lgamma", lgamma, in_float64=True)
 _register("digamma", digamma, in_float64=True)
 _register("zeta", zeta, in_float64=True)
 _register("polygamma", polygamma, in_float64=True)
-_register("nextafter", next_after, in_float64=True)

@@ -189,7 +189,9 @@ def _comparable(indices: Any) -> Any:
     if indices.dtype in (tf.int32, tf.int64):
         return indices
     if indices.dtype == tf.uint64:
-        raise NotLowerable("indices of uint64; use int32")
+        bits = tf.cast(indices, tf.int64)
+        # The upper half comes out negative; no array reaches that far anyway.
+        return tf.where(tf.less(bits, np.int64(0)), np.int64(tf.int64.max), bits)
     return tf.cast(indices, tf.int64 if indices.dtype == tf.uint32 else tf.int32)
 
 

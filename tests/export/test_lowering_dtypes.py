@@ -91,8 +91,24 @@ def test_rounding_to_a_type_that_runtimes_have_and_to_no_other():
         atol=0,
         rtol=0,
     )
-    with pytest.raises(UnsupportedOperationError, match="6 of mantissa"):
+    with pytest.raises(UnsupportedOperationError, match="6 of mantissa; float32 can be rounded to"):
         assert_same_everywhere(lambda x: lax.reduce_precision(x, 8, 6), x)
+
+
+def test_a_conversion_to_fewer_bits_and_back_rounds():
+    with jax.enable_x64(True):
+        x = np.array([[2**24 + 1, 2**53 + 1, -(2**60) - 1, 7]])
+        outputs = assert_same_everywhere(
+            lambda o: {
+                "float32": o["f"].astype(jp.float32).astype(jp.float64),
+                "int32": o["i"].astype(jp.float32).astype(jp.int32),
+                "int64": o["x"].astype(jp.float64).astype(jp.int64),
+            },
+            {"f": x + 0.5, "i": x[:, :1].astype(np.int32), "x": x},
+            atol=0,
+            rtol=0,
+        )
+    assert outputs[1].tolist() == [[2**24]] and outputs[2][0, 1] == 2**53
 
 
 @pytest.mark.parametrize("dtype", [jp.float16, jp.bfloat16])

@@ -172,3 +172,29 @@ def test_a_window_that_reaches_outside_is_left_out_as_a_whole():
 
     outputs = assert_same_everywhere(write, x + 0.0, atol=0, rtol=0)
     assert outputs[0].tolist() == [[1, 1, 1, 0, 0]]
+
+
+def test_indices_and_sums_of_uint64():
+    top = np.iinfo(np.uint64).max
+    with jax.enable_x64(True):
+        given = {
+            "i": np.array([0, 2, 3, top, 2**63], np.uint64),
+            "x": np.array([[1, top, 2**63], [0, 5, top - 1], [7, 8, 9]], np.uint64)[
+                [0, 1, 2, 0, 1]
+            ],
+        }
+        assert_same_everywhere(
+            lambda o: {
+                "clip": o["x"].at[:, o["i"][:3]].get(mode="clip"),
+                "wild": o["x"].at[:, o["i"][3:]].get(mode="clip"),
+                "fill": o["x"].at[:, o["i"][3:]].get(mode="fill"),
+                "add": o["x"].at[:, jp.array([0, 0, 2])].add(o["x"]),
+                "multiply": o["x"].at[:, jp.array([0, 0, 2])].multiply(o["x"]),
+                "min": o["x"].at[:, jp.array([0, 0, 2])].min(o["x"]),
+                "max": o["x"].at[:, jp.array([0, 0, 2])].max(o["x"]),
+            },
+            given,
+            atol=0,
+            rtol=0,
+            batch_size=5,
+        )

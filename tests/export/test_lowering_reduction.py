@@ -9,6 +9,8 @@ import pytest
 from jax import lax
 from lowered import assert_same_everywhere
 
+from export import UnsupportedOperationError
+
 X = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32) * 2
 X[0, 1], X[0, 4], X[1, 2:5] = np.nan, np.inf, [np.inf, np.nan, -np.inf]
 X[2, :4], X[3], X[4, :3], X[5, 5:] = [-0.0, 0.0, -0.0, 1.0], np.nan, -np.inf, [88.0, -100.0]
@@ -85,7 +87,9 @@ def test_extrema_of_rows_with_nan_and_infinities(batch_size):
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, "bool"])
 def test_bitwise_reductions(dtype):
-    x = np.array([[12, 10, 6, 3, 1], [7, 7, 7, 7, 7], [0, 1, 0, 1, 0]]).astype(dtype)
+    x = np.array([[12, 10, 6, 3, 1], [7, 7, 7, 7, 7], [0, 1, 0, 1, 0], [3] * 5]).astype(dtype)
+    if dtype != "bool":
+        x[3, :2] = np.iinfo(dtype).min, np.iinfo(dtype).max
     outputs = assert_same_everywhere(
         lambda x: {
             "and": lax.reduce_and(x, axes=(1,)),
@@ -97,7 +101,7 @@ def test_bitwise_reductions(dtype):
         rtol=0,
     )
     if dtype != "bool":
-        assert [y.tolist() for y in outputs] == [[0, 7, 0], [15, 7, 1], [2, 7, 0]]
+        assert [y[:3].tolist() for y in outputs] == [[0, 7, 0], [15, 7, 1], [2, 7, 0]]
 
 
 @pytest.mark.parametrize("batch_size", [None, 6])
@@ -119,3 +123,15 @@ def test_reductions_by_a_function_of_the_users(batch_size):
         }
 
     assert_same_everywhere(reduce, np.nan_to_num(X, posinf=9.0, neginf=-8.0), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("operation", [lax.cumprod, lax.cummax, lax.cumlogsumexp])
+def test_a_cumulative_operation_along_a_batch_of_any_size_is_refused(operation):
+    with pytest.raises(UnsupportedOperationError, match="export with batch_size=N"):
+        assert_same_everywhere(lambda x: operation(x, axis=0), X)
+    assert_same_everywhere(
+        lambda x: operation(x, axis=0),
+        np.nan_to_num(X, posinf=9.0, neginf=-8.0),
+        batch_size=6,
+        rtol=1e-5,
+    )
