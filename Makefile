@@ -1,10 +1,10 @@
-# Two commands do everything on a machine that has Python 3.11 or newer and make:
+# These commands do everything on a machine that has Python 3.11 or newer and make:
 #   make demo    train, export, verify, and run a policy in a control loop
 #   make test    what continuous integration runs: ruff, pyright, pytest
-# A third one takes about an hour:
-#   make test-slow    300 random networks, each compared in every format
-# A fourth, make test-browser, opens reports in a Chromium, which has to be installed (Debian: apt-get install
-# chromium) or named: make test-browser BROWSER_BINARY=/opt/chrome/chrome
+#   make test-slow    300 random networks, each compared in every format; an hour
+#   make test-browser    opens reports in a Chromium, which has to be installed (Debian: apt-get install chromium) or
+#                        named: make test-browser BROWSER_BINARY=/opt/chrome/chrome
+#   make coverage-table    docs/coverage.md, written from what the tests of the rules compare
 # PYTHON=python3.12 chooses the interpreter, VENV=/elsewhere the virtual environment,
 # DEMO_ARGUMENTS="--seed 3" and PYTEST_ARGUMENTS="-k carry" go to the command.
 
@@ -23,7 +23,7 @@ CREATED := $(VENV)/.created-$(VERSION)
 FOR_DEMO := $(VENV)/.demo-$(VERSION)
 FOR_TEST := $(VENV)/.test-$(VERSION)
 
-.PHONY: demo test test-slow test-browser lint format clean check-python
+.PHONY: demo test test-slow test-browser coverage-table lint format clean check-python
 
 demo: $(FOR_DEMO)
 	$(RUN) -m nnx_ppo.cli demo $(DEMO_ARGUMENTS)
@@ -37,6 +37,9 @@ test-slow: $(FOR_TEST)
 test-browser: export BROWSER_BINARY := $(BROWSER_BINARY)
 test-browser: $(FOR_TEST)
 	$(RUN) -m pytest tests/browser -m browser $(PYTEST_ARGUMENTS)
+
+coverage-table: $(FOR_TEST)
+	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist worksteal --write-coverage-table tests/export/test_lowering*.py
 
 lint: $(FOR_TEST)
 	$(RUN) -m ruff check .

@@ -12,6 +12,7 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import coverage_plugin
 import jax
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
@@ -22,7 +23,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 install_import_hook(["nnx_ppo", "export", "serving"], "beartype.beartype")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        coverage_plugin.OPTION,
+        action="store_true",
+        help="write docs/coverage.md from what the tests compare, instead of checking it",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(coverage_plugin.CoverageTable(config), "coverage_table")
     # Set here and not in pyproject.toml, so that it binds the project's own tests only.
     config.addinivalue_line("filterwarnings", "error")
     # About flax's own annotation: nnx.State is generic over typing.Hashable.

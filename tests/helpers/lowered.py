@@ -63,7 +63,7 @@ class _Case:
         results: Any = portable_function(self.step)(*self.inputs)
         return [results[name].numpy() for name in self.step.output_names]
 
-    def by_onnx(self) -> list[Any]:
+    def by_onnx(self):
         session = _session(convert(self.step).SerializeToString())
         ports = zip(self.step.inputs, self.inputs, strict=True)
         # As in a control loop, and as JAX and TensorFlow do by themselves.
