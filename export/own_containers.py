@@ -38,7 +38,7 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
         # Noted before it is filled, since it may hold itself.
         copies[id(value)] = made = copy.copy(value)
         if isinstance(made, dict):
-            for key, item in value.items():
+            for key, item in list(made.items()):
                 made[key] = _copied(item, copies)
         elif not isinstance(made, set):
             for index, item in enumerate(value):
