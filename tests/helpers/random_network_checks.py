@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +20,13 @@ from hypothesis import strategies as st
 from jax.extend import core as jcore
 
 from export import export_policy, verify_parity
-from export.network_copy import NetworkCopy, export_copy, fresh_rows
+from export.delay_layout import align
+from export.network_copy import NetworkCopy, export_copy, fresh_rows, reference_copy
 from export.parity import measure
 from export.parity_report import ParityReport
+from export.passes.pack_delays import PackedDelays, pack_delays
 from export.passes.pipeline import (
+    AFTER_PACKING,
     AFTER_PRUNING,
     BEFORE_PRUNING,
     FOR_OWN_RULES,
@@ -67,9 +72,17 @@ def report_as_python(described: Any, check: str, message: str) -> NetworkFails:
 
 
 def check_distinct(
-    described: st.SearchStrategy, check: Callable[[Any], Any], *, count: int, seed: int
+    described: st.SearchStrategy,
+    check: Callable[[Any], Any],
+    *,
+    count: int,
+    portion: int = 0,
+    portions: int = 1,
 ) -> set[str]:
     """Draw descriptions until `count` different ones have passed; returns these as text.
+
+    Two differ if they do so in more than their weights. Each belongs to one portion, by a digest,
+    so that no two portions compare the same one.
 
     Raises:
         NetworkFails: One does not pass; it is the smallest that Hypothesis could make of it.
@@ -77,20 +90,22 @@ def check_distinct(
     passed: set[str] = set()
     has_failed = False
 
-    @hypothesis.seed(seed)
-    @settings(QUIET, max_examples=4 * count)
+    @hypothesis.seed(portion)
+    @settings(QUIET, max_examples=3 * count * portions)
     @given(described)
     def run(one: Any) -> None:
         nonlocal has_failed
-        # What has passed need not run again, except where a failure is made smaller.
-        if not has_failed and (repr(one) in passed or len(passed) == count):
+        text = repr(dataclasses.replace(one, seed=0))
+        another = int(hashlib.sha256(text.encode()).hexdigest(), 16) % portions != portion
+        # Where a failure is made smaller, everything runs.
+        if not has_failed and (another or text in passed or len(passed) == count):
             return
         try:
             check(one)
         except Exception:
             has_failed = True
             raise
-        passed.add(repr(one))
+        passed.add(text)
 
     run()
     return passed
@@ -150,6 +165,8 @@ def check_passes(described: Any, *, rows: int = 4, steps: int = 6) -> int:
     given = random_networks.observations(described, steps, rows)
     trace = functools.partial(trace_step, copy, carry_rows, observation)
     inputs, expected = _run(trace(batch_size=rows), copy, jax.tree.leaves(given), rows, steps)
+    layout = align(reference_copy(network).initialize_state(1), carry)
+    buffers = {leaf.exported_index for leaf in layout if leaf.source == "delay_buffer"}
     forms = {"with all passes": (), "without passes": SWITCHABLE}
     for name in SWITCHABLE:
         forms[f"without {name}"] = (name,)
@@ -161,21 +178,44 @@ def check_passes(described: Any, *, rows: int = 4, steps: int = 6) -> int:
         if key not in traced:
             traced[key] = trace(batch_size=rows * steps, disabled_passes=tuple(key))
         step = traced[key]
-        closed = apply_passes(FOR_OWN_RULES, step.closed, disabled)
-        wanted = [*step.kept_carry, *step.kept_observation]
-        kept = [value for value, keep in zip(inputs, wanted, strict=True) if keep]
+        kept = [index for index, keep in enumerate(step.kept_carry) if keep]
         n_action = len(jax.tree.leaves(step.action))
+        positions = [place for place, index in enumerate(kept) if index in buffers]
+        closed, packed = pack_delays(
+            step.closed,
+            [] if pack_delays.__name__ in disabled else positions,
+            n_carry=len(kept),
+            n_actions=n_action,
+        )
+        closed = apply_passes((*AFTER_PACKING, *FOR_OWN_RULES), closed, disabled)
+        before = _pack([inputs[index] for index in kept], packed)
+        after = _pack([expected[n_action + index] for index in kept], packed)
+        observed = inputs[len(step.kept_carry) :]
+        before += [v for v, keep in zip(observed, step.kept_observation, strict=True) if keep]
+        references = expected[:n_action] + after
         names = [f"action leaf {index}" for index in range(n_action)]
-        names += [f"next carry leaf {i}" for i, keep in enumerate(step.kept_carry) if keep]
-        references = expected[:n_action]
-        references += [e for e, k in zip(expected[n_action:], step.kept_carry, strict=True) if k]
-        outputs = evaluate(closed, kept)
+        names += [f"next carry leaf {index}" for index in range(len(after))]
+        outputs = evaluate(closed, before)
         for name, actual, reference in zip(names, outputs, references, strict=True):
             found = measure(name, np.asarray(actual), reference, _ROUNDING)
             if found.violations:
                 message = f"{form}, {name} is off by {found.max_abs_error}"
                 raise report_as_python(described, "check_passes", message)
     return len(forms)
+
+
+def _pack(carry: list[Any], packed: Sequence[PackedDelays]) -> list[Any]:
+    """Return the leaves of a carry as a step has them whose buffers are packed."""
+    gone = {position for entry in packed for position in entry.members}
+    result = [leaf for position, leaf in enumerate(carry) if position not in gone]
+    for entry in packed:
+        whole = np.zeros((carry[entry.members[0]].shape[0], entry.width), entry.dtype)
+        for position, columns in zip(entry.members, entry.slots, strict=True):
+            for slot, first in enumerate(columns):
+                values = carry[position][:, slot].reshape(whole.shape[0], -1)
+                whole[:, first : first + values.shape[1]] = values
+        result.append(whole)
+    return result
 
 
 def _run(
