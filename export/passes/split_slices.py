@@ -45,7 +45,8 @@ def column_range(equation: Any, variable: Any = None) -> Range | None:
 
 def _is_row_of_columns(equation: Any) -> bool:
     """Return whether `equation` puts matrices side by side."""
-    return equation.primitive.name == "concatenate" and equation.params["dimension"] == 1
+    # JAX gives some axes as integers of NumPy, whose comparison is no bool of Python.
+    return equation.primitive.name == "concatenate" and int(equation.params["dimension"]) == 1
 
 
 def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
