@@ -35,7 +35,7 @@ def describe_flow(
     """
     by_path = {module.path: module for module in modules}
     shown = _boxes_of(network, by_path)
-    if len({shown(module_path_of(equation)) for equation in step.closed.jaxpr.eqns}) < 2:
+    if len({shown(module_path_of(equation)) for equation in step.unpacked.jaxpr.eqns}) < 2:
         # One stateful module around everything would say nothing: show the layers in it.
         shown = _nearest(set(by_path))
     return _Flow(step, by_path, shown).describe()
@@ -84,9 +84,10 @@ class _Flow:
         self.carried: dict[tuple[int, int], dict[str, int]] = {}
 
     def describe(self) -> tuple[list[FlowNode], list[FlowEdge]]:
-        jaxpr, step = self.step.closed.jaxpr, self.step
-        carries = jaxpr.invars[: len(step.carry_ports)]
-        observed = jaxpr.invars[len(step.carry_ports) :]
+        # Packed delay buffers would be one value that every module hands to every other.
+        jaxpr, step = self.step.unpacked.jaxpr, self.step
+        carries = jaxpr.invars[: len(step.unpacked_carry)]
+        observed = jaxpr.invars[len(step.unpacked_carry) :]
         made_by: dict[Any, int] = {}
         for variable, index in zip(
             observed, self._ports("observation", step.observation_ports), strict=True
@@ -102,7 +103,7 @@ class _Flow:
                 elif is_var(atom) and atom in made_by:
                     self._connect(made_by[atom], box, atom)
             made_by.update(dict.fromkeys(equation.outvars, box))
-        n_actions, n_carries = len(step.action_ports), len(step.carry_ports)
+        n_actions, n_carries = len(step.action_ports), len(carries)
         outputs = jaxpr.outvars
         results = [
             *zip(outputs, self._ports("action", step.action_ports), strict=False),
@@ -118,12 +119,13 @@ class _Flow:
             elif is_var(atom) and atom in readers:
                 readers[atom].append(index)
         for port, variable, atom in zip(
-            step.carry_ports, carries, outputs[n_actions : n_actions + n_carries], strict=True
+            step.unpacked_carry, carries, outputs[n_actions : n_actions + n_carries], strict=True
         ):
             source = made_by.get(atom) if is_var(atom) else None
-            for reader in readers[variable]:
+            for reader in dict.fromkeys(readers[variable]):
                 key = (reader if source is None else source, reader)
-                self.carried.setdefault(key, {})[port.name] = _elements(variable)
+                held = self.carried.setdefault(key, {})
+                held[port] = held.get(port, 0) + _elements(variable)
         return self._finished(), self._edges()
 
     def _ports(self, role: Any, ports: list[Any]) -> list[int]:

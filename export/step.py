@@ -62,6 +62,10 @@ class Step:
     """The network as the user trained it, in evaluation mode."""
     disabled_passes: tuple[str, ...]
     """Names of the simplifications that were left out."""
+    unpacked: jcore.ClosedJaxpr
+    """The step before its delay buffers were packed: each has an input and an output of its own."""
+    unpacked_carry: list[str]
+    """For each carry input of `unpacked` the port that holds it."""
     reset_port: bundle_format.Port | None = None
     """The last input, of a step that resets rows itself."""
 
@@ -164,6 +168,8 @@ def build_step(
         network_carry=_network_carry(reference, layout, traced.kept_carry, carry),
         initial_carry=carry.initial,
         reference=reference,
+        unpacked=traced.closed,
+        unpacked_carry=[name for name, _ in carry.places],
     )
 
 

@@ -106,6 +106,7 @@ def _interface(bundle: Bundle) -> dict[str, Any]:
         "control rate": manifest.control_rate_hz,
         "observation tree": msgspec.to_builtins(manifest.observation),
         "action tree": msgspec.to_builtins(manifest.action),
+        "applied to the action": manifest.applied_to_action,
         "network carry": _network_carry(manifest),
     }
     groups: list[Sequence[Port]] = [
@@ -127,7 +128,13 @@ def _network_carry(manifest: Manifest) -> dict[str, Any]:
     carry = manifest.network_carry
     paths = tree.leaf_paths(carry.tree, "carry")
     return {
-        path: {"type": f"{leaf.dtype}{leaf.shape}", "source": leaf.source, "fill": leaf.fill}
+        path: {
+            "type": f"{leaf.dtype}{leaf.shape}",
+            "source": leaf.source,
+            "fill": leaf.fill,
+            "port": leaf.port,
+            "slots": leaf.slots,
+        }
         for path, leaf in zip(paths, carry.leaves, strict=True)
     }
 

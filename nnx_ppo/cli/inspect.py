@@ -75,7 +75,7 @@ def sections(bundle: "Bundle", *, full: bool = False) -> list[Section]:
     if full:
         if structure is not None:
             found.append(overview.operation_table(structure))
-        found.append(overview.file_table(bundle))
+        found += [overview.packed_table(bundle), overview.file_table(bundle)]
     found.append(overview.provenance(bundle))
     return found
 

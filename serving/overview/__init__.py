@@ -13,6 +13,7 @@ from serving.overview.tables import (
     latency_table,
     module_table,
     operation_table,
+    packed_table,
     parity_table,
     port_table,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "provenance",
     "port_table",
     "carry_table",
+    "packed_table",
     "joint_names",
     "joint_table",
     "parity_table",

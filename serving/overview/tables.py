@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from serving import tree
 from serving.action_values import ACTION_FIELDS, action_values
 from serving.bundle import Bundle
 from serving.errors import BundleError
@@ -50,6 +51,9 @@ def carry_table(bundle: Bundle) -> Table:
     rows = []
     for port in bundle.manifest.carry_ports:
         kind = "state"
+        if port.kind == "packed_delays":
+            held = [leaf for leaf in bundle.manifest.network_carry.leaves if leaf.port == port.name]
+            kind = f"{plural(len(held), 'delay buffer')}, packed"
         if port.kind == "delay_buffer":
             kind = f"delay buffer, {plural(port.shape[0] if port.shape else 0, 'step')}"
         rows.append(
@@ -64,6 +68,24 @@ def carry_table(bundle: Bundle) -> Table:
         )
     headers = ("in", "kind", "size", "on reset", "initial", "out")
     return Table("Carry", headers, rows, frozenset(["out", "kind", "on reset"]))
+
+
+def packed_table(bundle: Bundle) -> Table:
+    """Returns where in a port of packed delays each buffer of the network lies."""
+    carry = bundle.manifest.network_carry
+    rows = [
+        (
+            printable(path),
+            printable(leaf.port),
+            plural(len(leaf.slots), "step"),
+            str(leaf.shape[1:]),
+            ", ".join(map(str, leaf.slots)),
+        )
+        for path, leaf in zip(tree.leaf_paths(carry.tree, "carry"), carry.leaves, strict=True)
+        if leaf.slots is not None
+    ]
+    headers = ("buffer", "in", "delays", "value", "begins at, newest first")
+    return Table("Packed delay buffers", headers, rows, frozenset(headers))
 
 
 def joint_table(bundle: Bundle) -> Table:

@@ -90,7 +90,29 @@ def test_carry_is_an_edge_into_the_next_step(graph):
     assert (memory.source, memory.target) == (2, 2)
     # Two LSTM states of 10, and pasts of 2 x 8, 3 x 16 and 3 x 10.
     assert memory.elements == 2 * 10 + 16 + 48 + 30
-    assert len(memory.carry) == 5
+    assert memory.carry == [
+        "carry.1.action.1.connections.2.0",
+        "carry.1.action.1.connections.2.1",
+        "carry.delays",
+    ]
+
+
+def test_packed_delays_of_two_modules_are_not_taken_for_one_memory():
+    import jax.numpy as jp
+
+    from nnx_ppo.networks.containers import Sequential
+    from nnx_ppo.networks.delay import Delay
+
+    network = Sequential([Delay(jp.zeros(3), 2), Delay(jp.zeros(3), 4)])
+    step = build_step(network, np.zeros(3, np.float32))
+    assert [port.kind for port in step.carry_ports] == ["packed_delays"]
+    copy = step.reference.merge()
+    modules = describe_modules(copy, count_operations(step.closed.jaxpr))
+    nodes, edges = describe_flow(step, copy, modules)
+    index = {node.path: number for number, node in enumerate(nodes)}
+    across = {(e.source, e.target): e.elements for e in edges if e.carry}
+    assert across[index["layers.0"], index["layers.0"]] == 2 * 3
+    assert across[index["layers.1"], index["layers.1"]] == 4 * 3
 
 
 def test_two_arms_flow_side_by_side():

@@ -193,7 +193,8 @@ def test_ports_carry_artefacts_and_hashes_are_on_the_page(page, verified):
         assert port.name in cells
     for port in manifest.carry_ports:
         assert port.next_name in cells
-    assert "delay buffer, 3 steps" in cells
+    assert "3 delay buffers, packed" in cells
+    assert "carry.1.action.1.populations.inter.buffer" in cells
     for artefact in manifest.artefacts.values():
         assert artefact.files[0].sha256 in cells
     assert verified.fingerprint in page.text("dd")
