@@ -18,6 +18,7 @@ from export.errors import ParityError
 from export.extra_outputs import needs_recording
 from export.network_copy import reference_copy
 from export.parity_report import Comparison, ParityReport, PortResult, write_parity
+from export.port_errors import PortErrors
 from export.report import check_templates, write_report
 from export.trajectory import (
     Trajectory,
@@ -193,49 +194,39 @@ def _check_same_network(manifest: Manifest, copy: Any) -> None:
             )
 
 
+_PIECE_ELEMENTS = 1 << 19
+"""Elements of the largest port that are measured at a time: few enough for a processor's cache."""
+
+
 def _compare(
     policy: Any, name: str, mode: str, reference: Trajectory, manifest: Manifest, bound: float
 ) -> Comparison:
     """Run one artefact over the reference trajectory and measure every port."""
     session = policy.session(reference.batch_size, check_finite=False)
     actions = {port: np.empty_like(values) for port, values in reference.actions.items()}
-    carries = {port: np.empty_like(values) for port, values in reference.next_carry.items()}
-    extras = {port: np.empty_like(values) for port, values in reference.extras.items()}
-    action_names = [leaf.port for leaf in serving_tree.leaves(manifest.action)]
+    action_names = [str(leaf.port) for leaf in serving_tree.leaves(manifest.action)]
+    next_names = {port.name: port.next_name for port in manifest.carry_ports}
+    recording = _Recording(manifest, reference, bound)
     times_us = np.empty(reference.steps)
     for t in range(reference.steps):
-        if mode == "teacher_forced" and t > 0 and carries:
+        if mode == "teacher_forced" and t > 0 and next_names:
             session.carry = {port: values[t - 1] for port, values in reference.next_carry.items()}
         leaves = [values[t] for values in reference.observations]
         observation = serving_tree.unflatten(manifest.observation, leaves)
         begin = time.perf_counter()
         action = session.step(observation, reset=reference.reset[t])
         times_us[t] = (time.perf_counter() - begin) * 1e6
-        for port, leaf in zip(
-            action_names, serving_tree.flatten(manifest.action, action), strict=True
-        ):
-            actions[str(port)][t] = leaf
-        for port, leaf in session.carry.items():
-            carries[port][t] = leaf
-        for port, leaf in session.extra_outputs.items():
-            extras[port][t] = leaf
-    next_names = {port.name: port.next_name for port in manifest.carry_ports}
-    ports = [
-        measure(port, actions[port], reference.actions[port], bound) for port in reference.actions
-    ]
-    ports += [
-        measure(next_names[port], carries[port], reference.next_carry[port], bound)
-        for port in reference.next_carry
-    ]
-    ports += [
-        measure(port, extras[port], values, bound) for port, values in reference.extras.items()
-    ]
+        acted = dict(zip(action_names, serving_tree.flatten(manifest.action, action), strict=True))
+        for port, leaf in acted.items():
+            actions[port][t] = leaf
+        carry = {next_names[port]: leaf for port, leaf in session.carry.items()}
+        recording.add({**acted, **carry, **session.extra_outputs})
     return Comparison(
         runtime=name,
         mode=mode,
         batch_size=reference.batch_size,
         tolerance=bound,
-        ports=ports,
+        ports=recording.results(),
         step_median_us=float(np.median(times_us)),
         step_p99_us=float(np.percentile(times_us, 99)),
         error_over_time=_profile(actions, reference.actions),
@@ -243,51 +234,45 @@ def _compare(
     )
 
 
-def measure(name: str, actual: np.ndarray, expected: np.ndarray, bound: float) -> PortResult:
-    """Compare two recordings of one port, `[T, B, ...]` each.
+class _Recording:
+    """Measures the outputs of a session piece by piece while they come in."""
 
-    An element is within bounds if `|actual - expected| <= bound + bound * |expected|`; integers and
-    bools must be equal. NaN against NaN and an infinity against the same one are equal and counted;
-    anything else that is not finite is a failure.
-    """
-    is_float = expected.dtype.kind == "f"
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    same = (a == e) | (np.isnan(a) & np.isnan(e))
-    with np.errstate(invalid="ignore"):
-        error = np.where(same, 0.0, np.abs(a - e))
-    error = np.where(np.isnan(error), np.inf, error)
-    magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
-    allowed = bound + bound * magnitude if is_float else np.zeros_like(error)
-    excess = error - allowed
-    worst = np.unravel_index(int(np.argmax(excess)), error.shape) if error.size else (0, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(error > 0, error / np.where(magnitude > 0, magnitude, np.nan), 0.0)
-    return PortResult(
-        name=name,
-        max_abs_error=float(error.max(initial=0.0)),
-        max_rel_error=float(np.nanmax(relative, initial=0.0)),
-        max_ulp=_max_ulp(actual, expected) if is_float else 0,
-        worst_step=int(worst[0]),
-        worst_row=int(worst[1]),
-        equal_nans=int(np.sum(np.isnan(a) & np.isnan(e))),
-        violations=int(np.sum(excess > 0)),
-    )
+    def __init__(self, manifest: Manifest, reference: Trajectory, bound: float):
+        next_names = {port.name: port.next_name for port in manifest.carry_ports}
+        self._expected = {
+            **reference.actions,
+            **{next_names[name]: values for name, values in reference.next_carry.items()},
+            **reference.extras,
+        }
+        largest = max(values[0].size for values in self._expected.values())
+        self._length = min(reference.steps, max(1, _PIECE_ELEMENTS // max(1, largest)))
+        self._piece = {
+            name: np.empty((self._length, *values.shape[1:]), values.dtype)
+            for name, values in self._expected.items()
+        }
+        self._errors = {name: PortErrors(name, bound) for name in self._expected}
+        self._filled = self._measured = 0
 
+    def add(self, outputs: dict[str, Any]) -> None:
+        """Take the outputs of the next step."""
+        for name, value in outputs.items():
+            self._piece[name][self._filled] = value
+        self._filled += 1
+        if self._filled == self._length:
+            self._measure()
 
-def _max_ulp(actual: np.ndarray, expected: np.ndarray) -> int:
-    """Return the largest distance in representable float32 numbers, over finite pairs.
+    def results(self) -> list[PortResult]:
+        """Return what was found, port by port."""
+        self._measure()
+        return [errors.result() for errors in self._errors.values()]
 
-    Floats order like their bit patterns as sign-magnitude integers, so the distance is a difference
-    of integers (Bruce Dawson, "Comparing Floating Point Numbers", 2012).
-    """
-    finite = np.isfinite(actual) & np.isfinite(expected)
-    if not finite.any():
-        return 0
-    places = []
-    for values in (actual, expected):
-        bits = np.ascontiguousarray(values[finite], np.float32).view(np.int32).astype(np.int64)
-        places.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
-    return int(np.abs(places[0] - places[1]).max())
+    def _measure(self) -> None:
+        end = self._measured + self._filled
+        for name, errors in self._errors.items():
+            errors.add(
+                self._piece[name][: self._filled], self._expected[name][self._measured : end]
+            )
+        self._measured, self._filled = end, 0
 
 
 def _profile(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[float]:

@@ -88,24 +88,23 @@ def record(
         return acted, next_carry, leaves, extras
 
     carry = reference.initialize_state(batch_size)
-    actions: list[list[np.ndarray]] = []
-    carries: list[list[np.ndarray]] = []
-    extras: list[list[np.ndarray]] = []
-    for t in range(reset.shape[0]):
+    steps = reset.shape[0]
+    actions = _Rows([port.name for port in manifest.action_ports], steps)
+    carries = _Rows(exported_leaves_names(manifest), steps)
+    extras = _Rows([port.name for port in manifest.extra_output_ports], steps)
+    for t in range(steps):
         observation = rebuild(manifest.observation, [leaf[t] for leaf in observations])
         action, carry, leaves, extra = step(carry, observation, reset[t])
-        actions.append([np.asarray(leaf) for leaf in action])
-        extras.append([np.asarray(leaf) for leaf in extra])
-        carries.append(
-            list(exported_leaves(manifest.network_carry, [np.asarray(x) for x in leaves]).values())
-        )
-    names = list(exported_leaves_names(manifest))
+        actions.put(t, action)
+        extras.put(t, extra)
+        host = [np.asarray(leaf) for leaf in leaves]
+        carries.put(t, list(exported_leaves(manifest.network_carry, host).values()))
     return Trajectory(
         observations=observations,
         reset=reset,
-        actions=_stacked([port.name for port in manifest.action_ports], actions),
-        next_carry=_stacked(names, carries),
-        extras=_stacked([port.name for port in manifest.extra_output_ports], extras),
+        actions=actions.arrays,
+        next_carry=carries.arrays,
+        extras=extras.arrays,
     )
 
 
@@ -127,8 +126,21 @@ def exported_leaves_names(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys(ports))
 
 
-def _stacked(names: list[str], rows: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.stack([row[i] for row in rows]) for i, name in enumerate(names)}
+class _Rows:
+    """Arrays `[T, ...]` by name, filled step by step; a long recording is in memory only once."""
+
+    def __init__(self, names: list[str], steps: int):
+        self.arrays: dict[str, np.ndarray] = {}
+        self._names = names
+        self._steps = steps
+
+    def put(self, step: int, values: list[Any]) -> None:
+        """Put the arrays of one step, in the order of the names."""
+        for name, value in zip(self._names, values, strict=True):
+            array = np.asarray(value)
+            if name not in self.arrays:
+                self.arrays[name] = np.empty((self._steps, *array.shape), array.dtype)
+            self.arrays[name][step] = array
 
 
 def _like_rows(mask: Any, leaf: Any) -> Any:

@@ -98,7 +98,7 @@ class _Names:
         del graph.value_info[:]
         for value in graph.input:
             define(value.name, "input")
-        _rename_initializers(graph, names, define)
+        _rename_initializers(graph, names, define, self._kept if top else set())
         for node in graph.node:
             node.input[:] = [names[name] if name else "" for name in node.input]
             for body in bodies_of(node):
@@ -132,9 +132,12 @@ class _Names:
 
 
 def _rename_initializers(
-    graph: onnx.GraphProto, names: dict[str, str], define: Callable[[str, str], str]
+    graph: onnx.GraphProto,
+    names: dict[str, str],
+    define: Callable[[str, str], str],
+    ports: set[str],
 ) -> None:
-    """Keep each content once, in the order of first use."""
+    """Keep each content once, in the order of first use; what is a port itself stays on its own."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     new_names: dict[Any, str] = {}
     kept: list[onnx.TensorProto] = []
@@ -144,7 +147,7 @@ def _rename_initializers(
         tensor = tensors[name]
         array = numpy_helper.to_array(tensor)
         content = (tensor.data_type, array.shape, array.tobytes())
-        if content in new_names:
+        if content in new_names and name not in ports:
             names[name] = new_names[content]
             continue
         new_names[content] = define(name, "constant")

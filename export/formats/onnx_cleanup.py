@@ -123,6 +123,9 @@ def _columns(product: Any, constants: Any, shapes: dict[str, int]) -> int | None
     left, right = product.input
     if shapes.get(left) != 2 or right not in constants or len(constants[right].dims) != 2:
         return None
+    if constants[right].data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        # ONNX Runtime multiplies matrices of integers, but has no Gemm for them.
+        return None
     return int(constants[right].dims[1])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core as jcore
@@ -37,20 +38,28 @@ def fold_scales(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
         layers = [equations[i] for i in readers]
         if not all(is_layer(e, constants) and e.invars[0] is scaled for e in layers):
             continue
-        for reader in readers:
-            layer = equations[reader]
-            matrix = layer.invars[1]
-            folded = jcore.Var(ShapedArray(matrix.aval.shape, matrix.aval.dtype))
-            constants[folded] = _scaled(constants[matrix], factors)
+        matrices = [_scaled(constants[layer.invars[1]], factors) for layer in layers]
+        if any(matrix is None for matrix in matrices):
+            continue
+        for reader, layer, scaled_matrix in zip(readers, layers, matrices, strict=True):
+            matrix: Any = layer.invars[1].aval
+            folded = jcore.Var(ShapedArray(matrix.shape, matrix.dtype))
+            constants[folded] = scaled_matrix
             equations[reader] = layer.replace(invars=[value, folded])
         equations[index] = None
     return rebuild(closed, [e for e in equations if e is not None], outputs, constants)
 
 
-def _scaled(matrix: Any, factors: np.ndarray) -> np.ndarray:
+def _scaled(matrix: Any, factors: np.ndarray) -> np.ndarray | None:
+    """Return the scaled matrix, or None if its dtype cannot hold it to full precision."""
     # In double precision, so that the weights are rounded once.
     product = np.asarray(matrix, np.float64) * factors[:, None]
-    return product.astype(np.asarray(matrix).dtype)
+    dtype = np.asarray(matrix).dtype
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = product.astype(dtype)
+    error = np.abs(rounded.astype(np.float64) - product)
+    exact_enough = error <= float(jnp.finfo(dtype).eps) * np.abs(product)
+    return rounded if np.all(exact_enough) else None
 
 
 def _scale_of(equation: Any, constants: dict[Any, Any]) -> tuple[Any, np.ndarray] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
@@ -91,7 +92,14 @@ def _is_product(
     if place is None or readers[term] != 1:
         return False
     equation = equations[place]
-    return is_layer(equation, known) and len(equation.invars[0].aval.shape) == 2
+    dtypes = {str(atom.aval.dtype) for atom in (*equation.invars, term)}
+    # Sums of short integers may not fit, and different dtypes cannot be joined.
+    return (
+        is_layer(equation, known)
+        and len(equation.invars[0].aval.shape) == 2
+        and len(dtypes) == 1
+        and jnp.issubdtype(term.aval.dtype, jnp.floating)
+    )
 
 
 def _in_order(layers: list[Any], equations: list[Any], producers: dict[Any, int]) -> list[Any]:

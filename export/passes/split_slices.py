@@ -13,19 +13,24 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core as jcore
 
-from export.passes.collapse_reshapes import collapse_reshapes
-from export.passes.rewrite import constants_of, is_var, rebuild
+from export.passes.dead_code import remove_dead_code
+from export.passes.rewrite import constants_of, is_var, rebuild, substituted
 
 Range = tuple[int, int]
 
 
 def split_slices(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     """Return an equal jaxpr in which matrices read in several ranges of columns are split once."""
-    joined = collapse_reshapes(_join_neighbours(closed))
+    joined = _without_dead_code(_join_neighbours(closed))
     read = [e.invars[0] for e in joined.jaxpr.eqns if column_range(e) is not None]
     for variable in dict.fromkeys(read):
         joined = _split(joined, variable)
     return joined
+
+
+def _without_dead_code(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
+    jaxpr = closed.jaxpr
+    return remove_dead_code(closed, [True] * len(jaxpr.outvars), [True] * len(jaxpr.invars))
 
 
 def column_range(equation: Any, variable: Any = None) -> Range | None:
@@ -52,8 +57,10 @@ def _is_row_of_columns(equation: Any) -> bool:
 def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     """Read as one range what a concatenation puts together from neighbouring ranges."""
     producers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    same: dict[Any, Any] = {}
     equations = []
     for equation in closed.jaxpr.eqns:
+        equation = equation.replace(invars=substituted(equation.invars, same))
         if not _is_row_of_columns(equation):
             equations.append(equation)
             continue
@@ -73,8 +80,12 @@ def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
                 atom, cut = _cut(equation, source, span)
                 equations.append(cut)
             inputs.append(atom)
-        equations.append(_row_of(equation, inputs))
-    return rebuild(closed, equations, closed.jaxpr.outvars, constants_of(closed))
+        if len(inputs) == 1:
+            same[equation.outvars[0]] = inputs[0]
+        else:
+            equations.append(equation.replace(invars=inputs))
+    outputs = substituted(closed.jaxpr.outvars, same)
+    return rebuild(closed, equations, outputs, constants_of(closed))
 
 
 def _cut(template: Any, source: Any, span: Any) -> tuple[Any, Any]:
@@ -86,25 +97,20 @@ def _cut(template: Any, source: Any, span: Any) -> tuple[Any, Any]:
     )
 
 
-def _row_of(equation: Any, inputs: list[Any]) -> Any:
-    if len(inputs) > 1:
-        return equation.replace(invars=inputs)
-    shape = equation.outvars[0].aval.shape
-    params = {"new_sizes": shape, "dimensions": None, "sharding": None}
-    return equation.replace(primitive=lax.reshape_p, params=params, invars=inputs)
-
-
 def _split(closed: jcore.ClosedJaxpr, variable: Any) -> jcore.ClosedJaxpr:
     """Replace the slices of `variable` by one split where that makes fewer operations."""
     equations: list[Any] = list(closed.jaxpr.eqns)
-    spans = {i: s for i, e in enumerate(equations) if (s := column_range(e, variable))}
+    found = {i: column_range(e, variable) for i, e in enumerate(equations)}
+    spans = {i: span for i, span in found.items() if span is not None and span[0] < span[1]}
     flexible = {i for i in spans if _only_joined(equations[i].outvars[0], closed)}
     cuts = {edge for place in spans for edge in spans[place]}
     # What goes elsewhere as it is must be one piece; else it keeps its slice and sets no bounds.
     rigid = [i for i in spans if i not in flexible]
     while True:
         whole = [i for i in rigid if not any(spans[i][0] < c < spans[i][1] for c in cuts)]
-        used = flexible | set(whole)
+        # Only ever fewer: two that cut each other both keep their slices.
+        rigid = whole
+        used = flexible | set(rigid)
         remaining = {edge for place in used for edge in spans[place]}
         if remaining == cuts:
             break

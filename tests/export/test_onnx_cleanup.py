@@ -139,3 +139,18 @@ def test_other_maxima_stay(other):
     model.graph.initializer.append(numpy_helper.from_array(other, "zero"))
     use_relu(model)
     assert model.graph.node[1].op_type == "Max"
+
+
+def test_a_layer_of_integers_stays_a_product():
+    """ONNX Runtime multiplies matrices of integers, but has no Gemm for them."""
+    model = model_with(np.ones(3, np.float32))
+    weights = numpy_helper.from_array(np.arange(12, dtype=np.int32).reshape(4, 3), "W")
+    bias = numpy_helper.from_array(np.ones(3, np.int32), "bias")
+    model.graph.initializer[0].CopyFrom(weights)
+    model.graph.initializer[1].CopyFrom(bias)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.INT32
+    fuse_layers(model)
+    assert [node.op_type for node in model.graph.node] == ["MatMul", "Add"]
+    x = np.arange(8, dtype=np.int32).reshape(2, 4)
+    np.testing.assert_array_equal(run(model, x), x @ np.arange(12).reshape(4, 3) + 1)

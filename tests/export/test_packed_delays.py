@@ -199,3 +199,26 @@ def test_chains_of_reshapes_collapse(function, left):
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     np.testing.assert_array_equal(callable_of(closed)(x)[0], function(jp.asarray(x)))
     assert names == left
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(0, 4), (2, 6)],
+        [(0, 3), (2, 5), (4, 6)],
+        [(0, 6), (1, 3), (3, 5)],
+        [(0, 2), (2, 4), (4, 6), (1, 5)],
+        [(0, 2), (2, 2), (2, 6)],
+    ],
+)
+@pytest.mark.parametrize("joined", [False, True])
+def test_ranges_that_overlap_are_read_as_they_were(ranges, joined):
+    def function(x):
+        parts = [jax.lax.slice_in_dim(x, first, end, axis=1) for first, end in ranges]
+        totals = [jp.tanh(part).sum(1, keepdims=True) for part in parts]
+        return jp.concatenate([*parts, *totals] if joined else totals, axis=1)
+
+    closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((BATCH, 6), jp.float32))
+    x = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
+    actual = callable_of(split_slices(closed))(x)[0]
+    np.testing.assert_allclose(actual, function(jp.asarray(x)), rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from export import ParityError, verify_parity
-from export.parity import measure
+from export.port_errors import PortErrors, measure
 from export.prng_keys import without_key_type
 
 ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
@@ -96,6 +96,33 @@ def test_a_difference_of_one_ulp_and_a_nan_are_measured():
     expected[3, 0, 0] = np.nan
     result = measure("action", actual, expected, 1e-5)
     assert (result.equal_nans, result.violations) == (1, 0)
+
+
+def test_what_is_measured_piece_by_piece_is_what_the_whole_gives():
+    generator = np.random.default_rng(0)
+    expected = generator.normal(size=(50, 3, 4)).astype(np.float32)
+    actual = expected + generator.normal(size=expected.shape).astype(np.float32) * 1e-5
+    actual[7:30] = expected[7:30]
+    actual[12, 1, 2] = expected[12, 1, 2] = np.nan
+    actual[13, 1, 2] = expected[13, 1, 2] = -np.inf
+    whole = measure("action", actual, expected, 1e-5)
+    pieces = PortErrors("action", 1e-5)
+    for first in range(0, 50, 9):
+        pieces.add(actual[first : first + 9], expected[first : first + 9])
+    assert pieces.result() == whole
+    with np.errstate(invalid="ignore"):
+        error = np.abs(actual.astype(np.float64) - expected)
+    excess = np.nan_to_num(error - 1e-5 - 1e-5 * np.abs(expected), nan=-1.0, neginf=-1.0)
+    assert whole.max_abs_error == np.nanmax(error)
+    assert whole.violations == np.count_nonzero(excess > 0)
+    place = np.unravel_index(np.argmax(excess), excess.shape)
+    assert (whole.worst_step, whole.worst_row, whole.equal_nans) == (place[0], place[1], 1)
+
+
+def test_long_integers_that_are_equal_as_floats_are_not_equal():
+    expected = np.full((2, 1), 2**62, np.int64)
+    result = measure("count", expected + 1, expected, 1e-5)
+    assert (result.violations, result.max_abs_error) == (2, 1.0)
 
 
 def test_integers_must_be_equal():

@@ -278,3 +278,28 @@ def test_reading_one_position_becomes_one_operation():
     equation = next(e for e in marked.jaxpr.eqns if e.primitive.name == "take_slot")
     assert equation.params == {"axis": 1, "index": 2}
     assert names(marked).count("slice") + names(marked).count("gather") == 1
+
+
+def test_products_of_short_integers_are_not_added_before_they_are_widened():
+    weights = np.full((4, 2), 100, np.int8)
+    x = np.ones((3, 4), np.int8)
+
+    def function(x):
+        products = [jp.matmul(x, w, preferred_element_type=jp.int32) for w in (weights, weights)]
+        return products[0] + products[1]
+
+    closed = merge_linear_maps(fold_constants(inline_calls(traced(function, x))))
+    assert names(closed).count("dot_general") == 2
+    check_equal(closed, function, jp.asarray(x))
+
+
+@pytest.mark.parametrize(("scale", "weight"), [(1e4, 0.0123), (1e-5, 1.0)])
+def test_a_scale_that_the_weights_cannot_take_stays(scale, weight):
+    weights = np.full((4, 2), weight, np.float16)
+    x = np.full((3, 4), 0.5, np.float16)
+
+    def function(x):
+        return (x * jp.float16(1 / scale)) @ weights
+
+    closed = fold_scales(fold_constants(inline_calls(traced(function, x))))
+    assert "mul" in names(closed)

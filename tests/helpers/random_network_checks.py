@@ -22,7 +22,6 @@ from jax.extend import core as jcore
 from export import export_policy, verify_parity
 from export.delay_layout import align
 from export.network_copy import NetworkCopy, export_copy, fresh_rows, reference_copy
-from export.parity import measure
 from export.parity_report import ParityReport
 from export.passes.pack_delays import PackedDelays, pack_delays
 from export.passes.pipeline import (
@@ -35,6 +34,7 @@ from export.passes.pipeline import (
 )
 from export.passes.rewrite import is_var
 from export.passes.take_slots import take_slot_p
+from export.port_errors import measure
 from export.prng_keys import is_key
 from export.trace import TracedStep, trace_step
 

@@ -1,0 +1,105 @@
+"""How far one output is from its reference, gathered piece by piece of a trajectory.
+
+A thousand steps of 64 robots with long delays are more than memory should hold several times over,
+so recordings are measured a few steps at a time and only what differs at all is looked at closely.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.parity_report import PortResult
+
+
+class PortErrors:
+    """Gathers the errors of one port.
+
+    An element is within bounds if `|actual - expected| <= bound + bound * |expected|`; integers and
+    bools must be equal. NaN against NaN and an infinity against the same one are equal and counted;
+    anything else that is not finite is a failure.
+
+    Args:
+        name: The port.
+        bound: Absolute bound, and relative bound added to it.
+    """
+
+    def __init__(self, name: str, bound: float):
+        self._name = name
+        self._bound = bound
+        self._steps = 0
+        self._max_abs = self._max_rel = 0.0
+        self._max_ulp = 0
+        self._worst = (-np.inf, 0, 0)
+        self._equal_nans = 0
+        self._violations = 0
+
+    def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
+        """Measure the next steps, `[T, B, ...]` both."""
+        first, self._steps = self._steps, self._steps + expected.shape[0]
+        is_float = expected.dtype.kind == "f"
+        places = np.nonzero(actual != expected)
+        if not places[0].size:
+            return
+        own, wanted = actual[places], expected[places]
+        if is_float:
+            both_nan = np.isnan(own) & np.isnan(wanted)
+            if both_nan.any():
+                self._equal_nans += int(both_nan.sum())
+                places = tuple(axis[~both_nan] for axis in places)
+                own, wanted = own[~both_nan], wanted[~both_nan]
+                if not own.size:
+                    return
+        a, e = own.astype(np.float64), wanted.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            error = np.abs(a - e)
+        error[np.isnan(error)] = np.inf
+        if not is_float:
+            # As floats, two long integers that differ may be the same.
+            error = np.maximum(error, 1.0)
+        magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
+        excess = error - (self._bound + self._bound * magnitude if is_float else 0.0)
+        self._violations += int(np.count_nonzero(excess > 0))
+        self._max_abs = max(self._max_abs, float(error.max()))
+        relative = error[magnitude > 0] / magnitude[magnitude > 0]
+        self._max_rel = max(self._max_rel, float(relative.max(initial=0.0)))
+        worst = int(np.argmax(excess))
+        if excess[worst] > self._worst[0]:
+            self._worst = (excess[worst], first + int(places[0][worst]), int(places[1][worst]))
+        if is_float:
+            self._max_ulp = max(self._max_ulp, _max_ulp(own, wanted))
+
+    def result(self) -> PortResult:
+        """Return what was found in all that was added."""
+        return PortResult(
+            name=self._name,
+            max_abs_error=self._max_abs,
+            max_rel_error=self._max_rel,
+            max_ulp=self._max_ulp,
+            worst_step=self._worst[1],
+            worst_row=self._worst[2],
+            equal_nans=self._equal_nans,
+            violations=self._violations,
+        )
+
+
+def measure(name: str, actual: np.ndarray, expected: np.ndarray, bound: float) -> PortResult:
+    """Compare two whole recordings of one port, `[T, B, ...]` each."""
+    errors = PortErrors(name, bound)
+    errors.add(actual, expected)
+    return errors.result()
+
+
+def _max_ulp(actual: np.ndarray, expected: np.ndarray) -> int:
+    """Return the largest distance in representable float32 numbers, over finite pairs.
+
+    Floats order like their bit patterns as sign-magnitude integers, so the distance is a difference
+    of integers (Bruce Dawson, "Comparing Floating Point Numbers", 2012).
+    """
+    finite = np.isfinite(actual) & np.isfinite(expected)
+    if not finite.any():
+        return 0
+    places = []
+    for values in (actual, expected):
+        bits = np.ascontiguousarray(values[finite], np.float32).view(np.int32).astype(np.int64)
+        places.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
+    return int(np.abs(places[0] - places[1]).max())
