@@ -121,7 +121,7 @@ class ParityReport:
     def summary(self) -> str:
         """One line per comparison, for a terminal."""
         heads = "artefact,mode,batch,worst tensor,abs error,bound,ulp,step,verdict"
-        rows = [tuple(heads.split(","))]
+        rows: list[tuple[str, ...]] = [tuple(heads.split(","))]
         for comparison in self.comparisons:
             worst = comparison.worst
             rows.append(
