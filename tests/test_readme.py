@@ -53,7 +53,7 @@ def test_make_targets_in_the_text_exist() -> None:
         target
         for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
         for source in blocks(page, "sh")
-        for target in re.findall(r"^make (\w+)", source, re.M)
+        for target in re.findall(r"^make ([\w-]+)", source, re.M)
     }
     assert {"demo", "test"} <= named
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in named)
