@@ -1,7 +1,7 @@
 # These commands do everything on a machine that has Python 3.11 or newer and make:
 #   make demo    train, export, verify, and run a policy in a control loop
 #   make test    what continuous integration runs: ruff, pyright, pytest
-#   make test-slow    300 random networks, each compared in every format; an hour
+#   make test-slow    what takes an hour: 300 random networks in every format, long comparisons of 64 rows
 #   make test-browser    opens reports in a Chromium, which has to be installed (Debian: apt-get install chromium) or
 #                        named: make test-browser BROWSER_BINARY=/opt/chrome/chrome
 #   make coverage-table    docs/coverage.md, written from what the tests of the rules compare

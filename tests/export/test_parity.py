@@ -20,10 +20,12 @@ ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
 @pytest.mark.parametrize("name", list(export_networks.NETWORKS))
 def test_every_format_follows_the_network_for_a_thousand_steps(exported, name):
     case = exported(name)
-    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(1, 3, 64))
+    large = verify_parity(case.bundle, case.network, steps=250, batch_sizes=(64,))
+    assert large.passed, large.summary
+    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(1, 3))
     assert report.passed, report.summary
     assert {c.runtime for c in report.comparisons} == set(ARTEFACTS)
-    assert {c.batch_size for c in report.comparisons} == {1, 3, 64}
+    assert {c.batch_size for c in report.comparisons} == {1, 3}
     bounds = {c.runtime: c.tolerance for c in report.comparisons}
     assert bounds == {
         "stablehlo": 2e-6,
@@ -36,6 +38,14 @@ def test_every_format_follows_the_network_for_a_thousand_steps(exported, name):
     assert ports == {port.name for port in manifest.action_ports} | {
         port.next_name for port in manifest.carry_ports
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(export_networks.NETWORKS))
+def test_every_artefact_agrees_with_the_network_at_batch_64_for_a_thousand_steps(exported, name):
+    case = exported(name)
+    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(64,), write=False)
+    assert report.passed, report.summary
 
 
 def test_another_network_of_the_same_shape_fails_and_the_report_says_where(exported):
