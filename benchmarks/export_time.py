@@ -39,10 +39,13 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{'case':<24}{'ONNX':>8}{'all formats':>13}{'parity':>9}{'worst error':>13}")
+    print(
+        f"{'case':<24}{'ONNX':>8}{'all formats':>13}{'parity':>9}{'worst error':>13}{'verdict':>9}"
+    )
     for row in rows:
         seconds = "".join(f"{row[key]:>{width}.1f} s" for key, width in COLUMNS.items())
-        print(f"{row['case']:<24}{seconds}{row['worst']:>13.1e}")
+        verdict = "passed" if row["passed"] else "FAILED"
+        print(f"{row['case']:<24}{seconds}{row['worst']:>13.1e}{verdict:>9}")
 
 
 COLUMNS = {"onnx_s": 6, "all_s": 11, "parity_s": 7}
@@ -50,7 +53,7 @@ COLUMNS = {"onnx_s": 6, "all_s": 11, "parity_s": 7}
 
 
 def measure(case: str, steps: int) -> dict[str, float | str]:
-    """Returns seconds of each stage, and the largest error of the proof."""
+    """Returns seconds of each stage, the proof's verdict and its largest error."""
     network, observation = networks.build(case)
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
@@ -60,13 +63,12 @@ def measure(case: str, steps: int) -> dict[str, float | str]:
         with_all = time.perf_counter()
         report = verify_parity(bundle, network, steps=steps)
         proven = time.perf_counter()
-    if not report.passed:
-        raise SystemExit(f"{case}: parity failed")
     return {
         "case": case,
         "onnx_s": with_onnx - start,
         "all_s": with_all - with_onnx,
         "parity_s": proven - with_all,
+        "passed": report.passed,
         "worst": max(report.worst_error(name) for name in report.artefact_bytes),
     }
 

@@ -21,9 +21,10 @@ from export.errors import (
 )
 from export.formats.onnx_options import OnnxOptions
 from export.parity import verify_parity
-from export.parity_report import Comparison, ParityReport, PortResult
+from export.parity_report import ParityReport
 from export.policy import export_policy
 from export.report import write_report
+from serving.parity_record import Comparison, PortResult
 
 __all__ = [
     "export_policy",

@@ -17,7 +17,7 @@ import numpy as np
 from export.errors import ParityError
 from export.extra_outputs import needs_recording
 from export.network_copy import reference_copy
-from export.parity_report import Comparison, ParityReport, PortResult, write_parity
+from export.parity_report import ParityReport, write_parity
 from export.port_errors import PortErrors
 from export.report import check_templates, write_report
 from export.trajectory import (
@@ -32,6 +32,8 @@ from serving import tree as serving_tree
 from serving.bundle import Bundle
 from serving.latency import latency_histogram
 from serving.manifest import Manifest
+from serving.parity_record import Comparison, PortResult
+from serving.self_test import outputs_by_port
 
 TOLERANCES = {"stablehlo": 2e-6, "saved_model": 1e-5, "saved_model_xla": 1e-5, "onnx": 1e-5}
 """Per artefact, the absolute bound and, added to it, the bound relative to the reference."""
@@ -204,23 +206,20 @@ def _compare(
     """Run one artefact over the reference trajectory and measure every port."""
     session = policy.session(reference.batch_size, check_finite=False)
     actions = {port: np.empty_like(values) for port, values in reference.actions.items()}
-    action_names = [str(leaf.port) for leaf in serving_tree.leaves(manifest.action)]
-    next_names = {port.name: port.next_name for port in manifest.carry_ports}
     recording = _Recording(manifest, reference, bound)
     times_us = np.empty(reference.steps)
     for t in range(reference.steps):
-        if mode == "teacher_forced" and t > 0 and next_names:
+        if mode == "teacher_forced" and t > 0 and manifest.carry_ports:
             session.carry = {port: values[t - 1] for port, values in reference.next_carry.items()}
         leaves = [values[t] for values in reference.observations]
         observation = serving_tree.unflatten(manifest.observation, leaves)
         begin = time.perf_counter()
         action = session.step(observation, reset=reference.reset[t])
         times_us[t] = (time.perf_counter() - begin) * 1e6
-        acted = dict(zip(action_names, serving_tree.flatten(manifest.action, action), strict=True))
-        for port, leaf in acted.items():
-            actions[port][t] = leaf
-        carry = {next_names[port]: leaf for port, leaf in session.carry.items()}
-        recording.add({**acted, **carry, **session.extra_outputs})
+        outputs = outputs_by_port(session, action)
+        for port, values in actions.items():
+            values[t] = outputs[port]
+        recording.add(outputs)
     return Comparison(
         runtime=name,
         mode=mode,

@@ -11,61 +11,7 @@ from typing import Any
 import msgspec
 
 from serving.files import write_atomically
-from serving.latency import LatencyHistogram
-from serving.parity_record import PARITY_FILE, REPORT_VERSION
-
-
-@dataclasses.dataclass(frozen=True)
-class PortResult:
-    """How close one output came to the reference."""
-
-    name: str
-    """Tensor name, such as `action` or `next_carry.1.hidden`."""
-    max_abs_error: float
-    """Largest absolute difference; infinite where one side is not finite and the other differs."""
-    max_rel_error: float
-    """Largest difference divided by the reference's magnitude, where that is not zero."""
-    max_ulp: int
-    """Largest distance in representable float32 numbers."""
-    worst_step: int
-    """Step at which the bound was exceeded most, or approached closest."""
-    worst_row: int
-    """Row of the batch at which it was."""
-    equal_nans: int
-    """Elements that are NaN on both sides."""
-    violations: int
-    """Elements outside the bound."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One artefact in one mode at one batch size."""
-
-    runtime: str
-    mode: str
-    """`free_running` or `teacher_forced`."""
-    batch_size: int
-    tolerance: float
-    """Absolute bound, and relative bound added to it."""
-    ports: list[PortResult]
-    step_median_us: float
-    """Median time of a session's step, microseconds, on a machine that does other work too."""
-    step_p99_us: float
-    """99th percentile of the same."""
-    error_over_time: list[float]
-    """Largest absolute error of the action in consecutive slices of the trajectory."""
-    step_histogram: LatencyHistogram
-    """Times of all steps."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether every element of every port is within the bound."""
-        return not any(port.violations for port in self.ports)
-
-    @property
-    def worst(self) -> PortResult:
-        """The port with most violations, then with the largest absolute error."""
-        return max(self.ports, key=lambda port: (port.violations, port.max_abs_error))
+from serving.parity_record import PARITY_FILE, REPORT_VERSION, Comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +54,7 @@ class ParityReport:
             "manifest_sha256": self.manifest_sha256,
             "artefact_bytes": self.artefact_bytes,
             "comparisons": [
-                {
-                    **_finite(dataclasses.asdict(comparison)),
-                    "step_histogram": msgspec.to_builtins(comparison.step_histogram),
-                    "passed": comparison.passed,
-                }
+                {**_finite(msgspec.to_builtins(comparison)), "passed": comparison.passed}
                 for comparison in self.comparisons
             ],
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from export.parity_report import PortResult
+from serving.parity_record import PortResult
 
 
 class PortErrors:

@@ -7,10 +7,10 @@ import dataclasses
 import jax
 import numpy as np
 from jax import lax
-from jax.extend import core as jcore
 
 from export.errors import NetworkError
 from export.passes import inline_calls
+from export.passes.rewrite import with_outputs
 from export.step import Step
 from serving.manifest import Port
 
@@ -47,9 +47,7 @@ def with_reset_input(step: Step) -> Step:
     specs = step.input_specs()
     reset = jax.ShapeDtypeStruct(specs[0].shape[:1], np.bool_)
     closed = inline_calls(jax.make_jaxpr(resetting)(*specs, reset))
-    closed = jcore.ClosedJaxpr(
-        closed.jaxpr.replace(debug_info=closed.jaxpr.debug_info.with_unknown_names()), closed.consts
-    )
+    closed = with_outputs(closed, closed.jaxpr.outvars)
     return dataclasses.replace(step, closed=closed, reset_port=RESET_PORT)
 
 

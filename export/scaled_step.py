@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jax.extend import core as jcore
 
 from export.action_scaling import apply_action_values
 from export.errors import MetadataError
 from export.passes import inline_calls
+from export.passes.rewrite import with_outputs
 from export.step import Step
 from serving.manifest import Metadata
 
@@ -35,7 +35,5 @@ def with_action_scaling(step: Step, metadata: Metadata, fields: Sequence[str]) -
         return [*action, *outputs[n_action:]]
 
     closed = inline_calls(jax.make_jaxpr(scaled)(*step.input_specs()))
-    closed = jcore.ClosedJaxpr(
-        closed.jaxpr.replace(debug_info=closed.jaxpr.debug_info.with_unknown_names()), closed.consts
-    )
+    closed = with_outputs(closed, closed.jaxpr.outvars)
     return dataclasses.replace(step, closed=closed)

@@ -19,6 +19,7 @@ from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy, action_of_output
 from export.passes import fold_constants, inline_calls, remove_dead_code, used_inputs
 from export.passes.pipeline import AFTER_PRUNING, BEFORE_PRUNING, apply_passes
+from export.passes.rewrite import with_outputs
 from export.python_state import noted_changes, refuse_changes_that_matter
 from export.refusals import (
     refuse_callbacks,
@@ -278,13 +279,7 @@ def _actions_carry_extras(
     action, extras = outputs[: raw.n_action], outputs[raw.n_action : raw.n_action + raw.n_extra]
     carry = outputs[raw.n_action + raw.n_extra :]
     assert len(carry) == n_carry
-    return jcore.ClosedJaxpr(
-        closed.jaxpr.replace(
-            outvars=[*action, *carry, *extras],
-            debug_info=closed.jaxpr.debug_info.with_unknown_names(),
-        ),
-        closed.consts,
-    )
+    return with_outputs(closed, [*action, *carry, *extras])
 
 
 def _batched(leaf: Any, batch: Any) -> jax.ShapeDtypeStruct:

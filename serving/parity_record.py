@@ -24,39 +24,53 @@ _NOT_FINITE = {"inf": math.inf, "nan": math.nan}
 _ERRORS = ("max_abs_error", "max_rel_error")
 
 
-class PortParity(msgspec.Struct, frozen=True):
-    """How close one output came to the reference; fields as in `export.PortResult`."""
+class PortResult(msgspec.Struct, frozen=True):
+    """How close one output came to the reference."""
 
     name: str
+    """Tensor name, such as `action` or `next_carry.1.hidden`."""
     max_abs_error: float
+    """Largest absolute difference; infinite where one side is not finite and the other differs."""
     max_rel_error: float
+    """Largest difference divided by the reference's magnitude, where that is not zero."""
     max_ulp: int
+    """Largest distance in representable float32 numbers."""
     worst_step: int
+    """Step at which the bound was exceeded most, or approached closest."""
     worst_row: int
+    """Row of the batch at which it was."""
     equal_nans: int
+    """Elements that are NaN on both sides."""
     violations: int
+    """Elements outside the bound."""
 
 
-class ParityComparison(msgspec.Struct, frozen=True):
-    """One artefact in one mode at one batch size; fields as in `export.Comparison`."""
+class Comparison(msgspec.Struct, frozen=True):
+    """One artefact in one mode at one batch size."""
 
     runtime: str
     mode: str
+    """`free_running` or `teacher_forced`."""
     batch_size: int
     tolerance: float
-    ports: list[PortParity]
+    """Absolute bound, and relative bound added to it."""
+    ports: list[PortResult]
     step_median_us: float
+    """Median time of a session's step, microseconds, on a machine that does other work too."""
     step_p99_us: float
+    """99th percentile of the same."""
     error_over_time: list[float]
+    """Largest absolute error of the action in consecutive slices of the trajectory."""
     step_histogram: LatencyHistogram | None = None
+    """Times of all steps; None in records of version 1."""
 
     @property
     def passed(self) -> bool:
-        """Whether every element of every port was within the bound."""
+        """Whether every element of every port is within the bound."""
         return not any(port.violations for port in self.ports)
 
     @property
-    def worst(self) -> PortParity:
+    def worst(self) -> PortResult:
         """The port with most violations, then with the largest absolute error."""
         return max(self.ports, key=lambda port: (port.violations, port.max_abs_error))
 
@@ -69,7 +83,7 @@ class ParityRecord(msgspec.Struct, frozen=True):
     steps: int
     seed: int
     observations: str
-    comparisons: list[ParityComparison]
+    comparisons: list[Comparison]
     manifest_sha256: str = ""
     """SHA-256 of the manifest of the bundle that was compared."""
 
@@ -79,7 +93,7 @@ class ParityRecord(msgspec.Struct, frozen=True):
         return all(comparison.passed for comparison in self.comparisons)
 
     @property
-    def worst(self) -> ParityComparison:
+    def worst(self) -> Comparison:
         """The comparison that failed most, or came closest to its bound."""
         return max(
             self.comparisons,

@@ -132,22 +132,34 @@ def replay(session: Session, golden: dict[str, np.ndarray]) -> dict[str, np.ndar
     """Returns what the session gives, in the layout of the golden trajectory."""
     manifest = session.manifest
     observed = [leaf.port for leaf in tree.leaves(manifest.observation)]
-    acted = [str(leaf.port) for leaf in tree.leaves(manifest.action)]
-    next_names = {port.name: port.next_name for port in manifest.carry_ports}
-    names = [port.name for port in manifest.action_ports] + list(next_names.values())
+    names = [port.name for port in manifest.action_ports]
+    names += [port.next_name for port in manifest.carry_ports]
     names += [port.name for port in manifest.extra_output_ports]
     actual = {name: np.zeros_like(golden[name]) for name in names}
     for t, reset in enumerate(golden[RESET]):
         # A leaf without a port is not recorded, and sessions ignore what stands there.
         leaves = [None if name is None else golden[name][t] for name in observed]
         action = session.step(tree.unflatten(manifest.observation, leaves), reset=reset)
-        for name, value in zip(acted, tree.flatten(manifest.action, action), strict=True):
-            actual[name][t] = value
-        for name, value in session.carry.items():
-            actual[next_names[name]][t] = value
-        for name, value in session.extra_outputs.items():
+        for name, value in outputs_by_port(session, action).items():
             actual[name][t] = value
     return actual
+
+
+def outputs_by_port(session: Session, action: Any) -> dict[str, np.ndarray]:
+    """Returns what the step put out that gave `action`: output port → array.
+
+    Args:
+        session: The session after the step.
+        action: What `session.step` returned.
+    """
+    manifest = session.manifest
+    acted = [str(leaf.port) for leaf in tree.leaves(manifest.action)]
+    carry = session.carry
+    return {
+        **dict(zip(acted, tree.flatten(manifest.action, action), strict=True)),
+        **{port.next_name: carry[port.name] for port in manifest.carry_ports},
+        **session.extra_outputs,
+    }
 
 
 def _compare(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
 from jax.extend import core as jcore
 
-from export.passes.dead_code import remove_dead_code
-from export.passes.rewrite import constants_of, is_var, rebuild, substituted
+from export.passes.dead_code import without_dead_code
+from export.passes.rewrite import constants_of, is_var, rebuild, reshaped, substituted
 
 
 def collapse_reshapes(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
@@ -33,14 +32,10 @@ def collapse_reshapes(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
             continue
         sources[output] = source
         if source is not value:
-            params = {"new_sizes": output.aval.shape, "dimensions": None, "sharding": None}
-            equation = equation.replace(
-                primitive=lax.reshape_p, params=params, invars=[source], outvars=[output]
-            )
+            equation = reshaped(equation, source, output)
         equations.append(equation)
     outputs = substituted(closed.jaxpr.outvars, same)
-    result = rebuild(closed, equations, outputs, constants_of(closed))
-    return remove_dead_code(result, [True] * len(outputs), [True] * len(result.jaxpr.invars))
+    return without_dead_code(rebuild(closed, equations, outputs, constants_of(closed)))
 
 
 def only_reshapes(equation: jcore.JaxprEqn) -> bool:

@@ -38,3 +38,9 @@ def remove_dead_code(
         raise ValueError(f"inputs {missing} are needed by kept outputs but were to be dropped")
     inputs = [v for v, keep in zip(closed.jaxpr.invars, kept_inputs, strict=True) if keep]
     return rebuild(closed, jaxpr.eqns, jaxpr.outvars, constants_of(closed), inputs=inputs)
+
+
+def without_dead_code(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
+    """Return the jaxpr with all its inputs and outputs, and only what lies between them."""
+    jaxpr = closed.jaxpr
+    return remove_dead_code(closed, [True] * len(jaxpr.outvars), [True] * len(jaxpr.invars))

@@ -14,8 +14,7 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core as jcore
 
-from export.passes.rewrite import constants_of, is_layer, is_var, rebuild
-from export.passes.split_slices import column_range
+from export.passes.rewrite import column_range, constants_of, is_layer, is_var, rebuild
 
 _SUMS = ("add", "add_any")
 

@@ -19,7 +19,14 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core as jcore
 
-from export.passes.rewrite import constants_of, is_var, rebuild
+from export.passes.rewrite import (
+    constants_of,
+    cut_columns,
+    is_var,
+    rebuild,
+    reshaped,
+    slice_range,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +86,7 @@ def pack_delays(
         packed, in the order it had, then the packed arrays. A buffer that is used in any other way
         stays as it is; so does one that would be alone.
     """
-    equations: list[Any] = list(closed.jaxpr.eqns)
+    replaced: dict[int, list[jcore.JaxprEqn]] = {}
     next_carry = closed.jaxpr.outvars[n_actions : n_actions + n_carry]
     groups: dict[Any, list[_Buffer]] = {}
     for position in buffers:
@@ -96,11 +103,9 @@ def pack_delays(
         aval = group[0].variable.aval
         whole: Any = jcore.Var(ShapedArray((aval.shape[0], width), aval.dtype))
         for buffer, columns in zip(group, slots, strict=True):
-            _read_from(whole, buffer, columns, equations)
+            replaced |= _reads_of(whole, buffer, columns, closed.jaxpr.eqns)
+            replaced |= {place: [] for place in buffer.writes}
         more, output = _shift(whole, group, slots, group[0].source)
-        for buffer in group:
-            for place in buffer.writes:
-                equations[place] = []
         tail += more
         wholes.append(whole)
         shifted.append(output)
@@ -110,10 +115,14 @@ def pack_delays(
     gone = {position for entry in packed for position in entry.members}
     stay = [position for position in range(n_carry) if position not in gone]
     inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
-    flat = [e for entry in equations for e in (entry if isinstance(entry, list) else [entry])]
+    equations = [
+        equation
+        for place, old in enumerate(closed.jaxpr.eqns)
+        for equation in replaced.get(place, [old])
+    ]
     result = rebuild(
         closed,
-        [*flat, *tail],
+        [*equations, *tail],
         [
             *outputs[:n_actions],
             *(next_carry[position] for position in stay),
@@ -174,7 +183,7 @@ def _writes(closed: jcore.ClosedJaxpr, variable: Any, after: Any) -> tuple[Any, 
     cut = producers.get(older) if is_var(older) else None
     if cut is None or len(_readers(closed, older)) != 1 or _count(closed.jaxpr.outvars, older):
         return None
-    bounds = _range(closed.jaxpr.eqns[cut], variable)
+    bounds = _slots(closed.jaxpr.eqns[cut], variable)
     return (newest, [cut, place]) if bounds == (0, depth - 1) else None
 
 
@@ -182,18 +191,10 @@ def _readers(closed: jcore.ClosedJaxpr, variable: Any) -> list[int]:
     return [i for i, e in enumerate(closed.jaxpr.eqns) if _count(e.invars, variable)]
 
 
-def _range(equation: jcore.JaxprEqn, variable: Any) -> tuple[int, int] | None:
+def _slots(equation: jcore.JaxprEqn, variable: Any) -> tuple[int, int] | None:
     """Return first slot and end if the equation takes a range of slots of `variable`."""
-    if equation.primitive.name != "slice" or equation.invars[0] is not variable:
-        return None
-    params, shape = equation.params, variable.aval.shape
-    if any(stride != 1 for stride in params["strides"] or ()):
-        return None
-    starts, limits = params["start_indices"], params["limit_indices"]
-    for axis, size in enumerate(shape):
-        if axis != 1 and (starts[axis] != 0 or limits[axis] != size):
-            return None
-    return int(starts[1]), int(limits[1])
+    reads = bool(equation.invars) and equation.invars[0] is variable
+    return slice_range(equation, 1) if reads else None
 
 
 def _slot_read(equation: jcore.JaxprEqn, variable: Any) -> int | None:
@@ -202,7 +203,7 @@ def _slot_read(equation: jcore.JaxprEqn, variable: Any) -> int | None:
         value: Any = equation.outvars[0].aval
         shape = tuple(value.shape)
         return 0 if shape == (variable.aval.shape[0], *variable.aval.shape[2:]) else None
-    bounds = _range(equation, variable)
+    bounds = _slots(equation, variable)
     return bounds[0] if bounds is not None and bounds[1] == bounds[0] + 1 else None
 
 
@@ -221,13 +222,16 @@ def _columns(group: list[_Buffer]) -> tuple[list[list[int]], int]:
     return slots, column
 
 
-def _read_from(whole: Any, buffer: _Buffer, columns: list[int], equations: list[Any]) -> None:
-    """Replace the equations that read the buffer, in place, by such that read `whole`."""
+def _reads_of(
+    whole: Any, buffer: _Buffer, columns: list[int], equations: Sequence[jcore.JaxprEqn]
+) -> dict[int, list[jcore.JaxprEqn]]:
+    """Return what takes the place of the equations that read the buffer: the same from `whole`."""
+    replaced = {}
     for place, slot in buffer.reads:
-        equation = equations[place]
-        made, value = _cut(equation, whole, columns[slot], columns[slot] + buffer.width)
-        output = equation.outvars[0]
-        equations[place] = [*made, _reshaped(equation, value, output)]
+        old = equations[place]
+        cut, value = cut_columns(old, whole, columns[slot], columns[slot] + buffer.width)
+        replaced[place] = [cut, reshaped(old, value, old.outvars[0])]
+    return replaced
 
 
 def _shift(
@@ -238,11 +242,11 @@ def _shift(
     parts: list[Any] = []
     for buffer in group:
         flat: Any = jcore.Var(ShapedArray((whole.aval.shape[0], buffer.width), whole.aval.dtype))
-        made.append(_reshaped(template, buffer.newest, flat))
+        made.append(reshaped(template, buffer.newest, flat))
         parts.append(flat)
     for first, end in _moved(group, slots):
-        more, value = _cut(template, whole, first, end)
-        made += more
+        cut, value = cut_columns(template, whole, first, end)
+        made.append(cut)
         parts.append(value)
     result = jcore.Var(whole.aval)
     made.append(
@@ -266,26 +270,3 @@ def _moved(group: list[_Buffer], slots: list[list[int]]) -> list[tuple[int, int]
             else:
                 ranges.append((first, end))
     return ranges
-
-
-def _cut(template: Any, whole: Any, first: int, end: int) -> tuple[list[Any], Any]:
-    batch, width = whole.aval.shape
-    if (first, end) == (0, width):
-        return [], whole
-    value = jcore.Var(ShapedArray((batch, end - first), whole.aval.dtype))
-    equation = template.replace(
-        primitive=lax.slice_p,
-        params={"start_indices": (0, first), "limit_indices": (batch, end), "strides": None},
-        invars=[whole],
-        outvars=[value],
-    )
-    return [equation], value
-
-
-def _reshaped(template: Any, value: Any, output: Any) -> Any:
-    return template.replace(
-        primitive=lax.reshape_p,
-        params={"new_sizes": output.aval.shape, "dimensions": None, "sharding": None},
-        invars=[value],
-        outvars=[output],
-    )

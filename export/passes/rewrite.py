@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
+from jax.core import ShapedArray
 from jax.extend import core as jcore
 
 Atom = Any  # jcore.Var | jcore.Literal
@@ -86,6 +88,72 @@ def constant_value(atom: Atom, constants: dict[jcore.Var, Any]) -> Any:
     if isinstance(atom, jcore.Literal):
         return atom.val
     return constants.get(atom)
+
+
+def with_outputs(closed: jcore.ClosedJaxpr, outputs: Sequence[Atom]) -> jcore.ClosedJaxpr:
+    """Return the jaxpr with other outputs, in a way that does not name them any more."""
+    debug_info = closed.jaxpr.debug_info.with_unknown_names()
+    jaxpr = closed.jaxpr.replace(outvars=list(outputs), debug_info=debug_info)
+    return jcore.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def reshaped(template: jcore.JaxprEqn, value: Atom, output: jcore.Var) -> jcore.JaxprEqn:
+    """Return the equation that gives `value` the shape of `output`.
+
+    Args:
+        template: An equation of the same place in the user's code.
+        value: Has as many elements as `output`.
+        output: A new variable.
+    """
+    aval: Any = output.aval
+    params = {"new_sizes": aval.shape, "dimensions": None, "sharding": None}
+    return template.replace(
+        primitive=lax.reshape_p, params=params, invars=[value], outvars=[output]
+    )
+
+
+def cut_columns(
+    template: jcore.JaxprEqn, matrix: Atom, first: int, end: int
+) -> tuple[jcore.JaxprEqn, Any]:
+    """Return the equation that takes the columns `first` to `end` of a matrix, and their variable.
+
+    Args:
+        template: An equation of the same place in the user's code.
+        matrix: `[batch, columns]`.
+        first: The first column.
+        end: The column after the last.
+    """
+    aval: Any = matrix.aval
+    batch = aval.shape[0]
+    columns = jcore.Var(ShapedArray((batch, end - first), aval.dtype))
+    params = {"start_indices": (0, first), "limit_indices": (batch, end), "strides": None}
+    equation = template.replace(
+        primitive=lax.slice_p, params=params, invars=[matrix], outvars=[columns]
+    )
+    return equation, columns
+
+
+def slice_range(equation: jcore.JaxprEqn | None, axis: int) -> tuple[int, int] | None:
+    """Return first and end if `equation` takes a range along `axis` and all other axes whole."""
+    if equation is None or equation.primitive.name != "slice" or not is_var(equation.invars[0]):
+        return None
+    params, source = equation.params, equation.invars[0]
+    aval: Any = source.aval
+    starts, limits = params["start_indices"], params["limit_indices"]
+    if any(stride != 1 for stride in params["strides"] or ()):
+        return None
+    for other, size in enumerate(aval.shape):
+        if other != axis and (starts[other] != 0 or limits[other] != size):
+            return None
+    return int(starts[axis]), int(limits[axis])
+
+
+def column_range(equation: jcore.JaxprEqn | None) -> tuple[int, int] | None:
+    """Return first and end if `equation` takes a range of the columns of a matrix."""
+    if equation is None or not equation.invars or not is_var(equation.invars[0]):
+        return None
+    aval: Any = equation.invars[0].aval
+    return slice_range(equation, 1) if len(aval.shape) == 2 else None
 
 
 def is_layer(equation: jcore.JaxprEqn, constants: Mapping[jcore.Var, Any]) -> bool:

@@ -13,39 +13,24 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend import core as jcore
 
-from export.passes.dead_code import remove_dead_code
-from export.passes.rewrite import constants_of, is_var, rebuild, substituted
-
-Range = tuple[int, int]
+from export.passes.dead_code import without_dead_code
+from export.passes.rewrite import (
+    column_range,
+    constants_of,
+    cut_columns,
+    is_var,
+    rebuild,
+    substituted,
+)
 
 
 def split_slices(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     """Return an equal jaxpr in which matrices read in several ranges of columns are split once."""
-    joined = _without_dead_code(_join_neighbours(closed))
+    joined = without_dead_code(_join_neighbours(closed))
     read = [e.invars[0] for e in joined.jaxpr.eqns if column_range(e) is not None]
     for variable in dict.fromkeys(read):
         joined = _split(joined, variable)
     return joined
-
-
-def _without_dead_code(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
-    jaxpr = closed.jaxpr
-    return remove_dead_code(closed, [True] * len(jaxpr.outvars), [True] * len(jaxpr.invars))
-
-
-def column_range(equation: Any, variable: Any = None) -> Range | None:
-    """Return the range of columns if `equation` takes one of a matrix (of `variable`, if given)."""
-    if equation is None or equation.primitive.name != "slice":
-        return None
-    source = equation.invars[0]
-    if (variable is not None and source is not variable) or not is_var(source):
-        return None
-    params, shape = equation.params, source.aval.shape
-    if len(shape) != 2 or any(stride != 1 for stride in params["strides"] or ()):
-        return None
-    if params["start_indices"][0] != 0 or params["limit_indices"][0] != shape[0]:
-        return None
-    return int(params["start_indices"][1]), int(params["limit_indices"][1])
 
 
 def _is_row_of_columns(equation: Any) -> bool:
@@ -64,7 +49,7 @@ def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
         if not _is_row_of_columns(equation):
             equations.append(equation)
             continue
-        parts: list[tuple[Any, Any, Range | None]] = []
+        parts: list[tuple[Any, Any, Any]] = []
         for atom in equation.invars:
             cut = producers.get(atom) if is_var(atom) else None
             span = column_range(cut)
@@ -77,7 +62,7 @@ def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
         inputs = []
         for atom, source, span in parts:
             if atom is None:
-                atom, cut = _cut(equation, source, span)
+                cut, atom = cut_columns(equation, source, *span)
                 equations.append(cut)
             inputs.append(atom)
         if len(inputs) == 1:
@@ -88,29 +73,22 @@ def _join_neighbours(closed: jcore.ClosedJaxpr) -> jcore.ClosedJaxpr:
     return rebuild(closed, equations, outputs, constants_of(closed))
 
 
-def _cut(template: Any, source: Any, span: Any) -> tuple[Any, Any]:
-    batch = source.aval.shape[0]
-    value = jcore.Var(ShapedArray((batch, span[1] - span[0]), source.aval.dtype))
-    params = {"start_indices": (0, span[0]), "limit_indices": (batch, span[1]), "strides": None}
-    return value, template.replace(
-        primitive=lax.slice_p, params=params, invars=[source], outvars=[value]
-    )
-
-
 def _split(closed: jcore.ClosedJaxpr, variable: Any) -> jcore.ClosedJaxpr:
     """Replace the slices of `variable` by one split where that makes fewer operations."""
     equations: list[Any] = list(closed.jaxpr.eqns)
-    found = {i: column_range(e, variable) for i, e in enumerate(equations)}
-    spans = {i: span for i, span in found.items() if span is not None and span[0] < span[1]}
+    spans: dict[int, tuple[int, int]] = {}
+    for index, equation in enumerate(equations):
+        span = column_range(equation)
+        if span is not None and equation.invars[0] is variable and span[0] < span[1]:
+            spans[index] = span
     flexible = {i for i in spans if _only_joined(equations[i].outvars[0], closed)}
     cuts = {edge for place in spans for edge in spans[place]}
     # What goes elsewhere as it is must be one piece; else it keeps its slice and sets no bounds.
-    rigid = [i for i in spans if i not in flexible]
+    rigid = set(spans) - flexible
     while True:
-        whole = [i for i in rigid if not any(spans[i][0] < c < spans[i][1] for c in cuts)]
         # Only ever fewer: two that cut each other both keep their slices.
-        rigid = whole
-        used = flexible | set(rigid)
+        rigid = {i for i in rigid if not any(spans[i][0] < c < spans[i][1] for c in cuts)}
+        used = flexible | rigid
         remaining = {edge for place in used for edge in spans[place]}
         if remaining == cuts:
             break
@@ -138,11 +116,8 @@ def _split(closed: jcore.ClosedJaxpr, variable: Any) -> jcore.ClosedJaxpr:
         outvars=pieces,
     )
     # Where the first slice was, the matrix is there.
-    kept = [
-        e if i not in used else split
-        for i, e in enumerate(equations)
-        if i not in used - {min(used)}
-    ]
+    equations[min(used)] = split
+    kept = [e for i, e in enumerate(equations) if i not in used or e is split]
     result = [_with_pieces(equation, of_slice) for equation in kept]
     outputs = [of_slice[o][0] if is_var(o) and o in of_slice else o for o in closed.jaxpr.outvars]
     return rebuild(closed, result, outputs, constants_of(closed))

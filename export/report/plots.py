@@ -12,7 +12,7 @@ from markupsafe import Markup
 from export.report.svg import element
 from serving.latency import BINS_PER_DECADE, LatencyHistogram
 from serving.overview import duration
-from serving.parity_record import ParityComparison, ParityRecord
+from serving.parity_record import Comparison, ParityRecord
 
 WIDTH, LEFT, RIGHT = 340.0, 42.0, 10.0
 LOWEST_ERROR = 1e-9
@@ -55,7 +55,7 @@ def error_plot(parity: ParityRecord, runtime: str) -> Markup:
     return _plot(height, label, *parts)
 
 
-def _worst_over_batches(comparisons: list[ParityComparison]) -> list[float]:
+def _worst_over_batches(comparisons: list[Comparison]) -> list[float]:
     profiles = [comparison.error_over_time for comparison in comparisons]
     length = min((len(profile) for profile in profiles), default=0)
     return [max(profile[t] for profile in profiles) for t in range(length)]

@@ -14,10 +14,11 @@ from typing import Any
 
 from nnx_ppo.cli import demo_setup
 from nnx_ppo.cli.errors import CommandError
-from nnx_ppo.cli.output import Output, microseconds, size, table
+from nnx_ppo.cli.output import Output, microseconds, table
 from nnx_ppo.cli.plant import EnvironmentPlant
 from nnx_ppo.cli.processes import act, bench, simulator
 from nnx_ppo.cli.training import Trained, environment_record, network_record, train
+from serving.overview import byte_size
 
 EXAMPLES = """examples:
   nnx-ppo demo
@@ -165,7 +166,7 @@ def as_text(data: dict[str, Any]) -> str:
     rows = [
         (
             name,
-            size(row["size"]),
+            byte_size(row["size"]),
             f"{row['max_abs_error']:.1e}",
             microseconds(row["median_s"]),
             microseconds(row["p99_s"]),

@@ -16,8 +16,9 @@ from nnx_ppo.cli.checkpoints import (
     observation_from_shapes,
 )
 from nnx_ppo.cli.errors import CommandError
-from nnx_ppo.cli.output import Output, size, table
+from nnx_ppo.cli.output import Output, table
 from nnx_ppo.cli.references import read_json_object
+from serving.overview import byte_size
 
 EXAMPLES = """examples:
   nnx-ppo export runs/swing_up --out policy/
@@ -171,7 +172,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "artefacts": artefacts,
         "report": str(bundle.path / "report.html"),
     }
-    rows = [(key, size(n_bytes)) for key, n_bytes in artefacts.items()]
+    rows = [(key, byte_size(n_bytes)) for key, n_bytes in artefacts.items()]
     output.result(
         data, f"{table(('artefact', 'size'), rows)}\nbundle {bundle.path}\nreport {data['report']}"
     )

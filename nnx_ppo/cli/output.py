@@ -105,15 +105,6 @@ def table(
     return "\n".join([line(headers), rule, *(line(row) for row in rows)])
 
 
-def size(n_bytes: float | int) -> str:
-    """Write a size for a person: `12.3 kB`."""
-    for unit in ("B", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} GB"
-
-
 def microseconds(seconds: float | int) -> str:
     """Write a duration in microseconds: `23.4 us`."""
     return f"{seconds * 1e6:.1f} us"

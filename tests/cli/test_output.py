@@ -3,7 +3,8 @@ import json
 
 import numpy as np
 
-from nnx_ppo.cli.output import Output, size, table, to_jsonable
+from nnx_ppo.cli.output import Output, table, to_jsonable
+from serving.overview import byte_size
 
 
 def test_json_result_is_one_document_without_nan() -> None:
@@ -31,7 +32,12 @@ def test_tables_line_up() -> None:
 
 
 def test_sizes_are_written_for_people() -> None:
-    assert [size(n) for n in (12, 1234, 5_600_000, 7e9)] == ["12 B", "1.2 kB", "5.6 MB", "7.0 GB"]
+    assert [byte_size(n) for n in (12, 1234, 5_600_000, 7e9)] == [
+        "12 B",
+        "1.2 kB",
+        "5.6 MB",
+        "7.0 GB",
+    ]
 
 
 def test_infinities_and_mappings_become_json() -> None:
