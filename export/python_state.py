@@ -1,7 +1,8 @@
 """Notice a step that changes what a module keeps in plain Python: counters, lists, flags.
 
 Such a change happens once, when the step is traced, and never again in an exported one. So a second
-call is traced too, and if it computes something else, the change matters.
+call is traced too, and if it computes something else, Python has kept something between the calls,
+wherever that may be.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from jax.extend import core as jcore
 from export.errors import HiddenStateError
 from export.module_scopes import line_that_called
 from export.passes.rewrite import is_var
-
-_NOT_THE_USERS = ("_export_", "_object__", "_pytree__")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+from export.plain_state import BOOKKEEPING, CONTAINERS, VALUES, attributes_of, is_plain_object
 
 
 @contextlib.contextmanager
@@ -55,19 +54,24 @@ def refuse_changes_that_matter(
     A counter that nothing reads, or a list that collects what went by, does no harm.
 
     Args:
-        changes: As from `noted_changes`.
+        changes: As from `noted_changes`; empty if what changed is none of a module's attributes.
         first: The step as the first call of a network does it.
         second: As the next call does it, with the same Variables, carry and observation.
 
     Raises:
-        HiddenStateError: They differ; names module, attribute and line.
+        HiddenStateError: They differ; names module, attribute and line as far as they are known.
     """
-    if changes and meaning(first) != meaning(second):
-        raise HiddenStateError(
-            f"in a step {'; '.join(changes)}, and the next step depends on it: Python runs once, "
-            "while the step is traced, so an exported step would not do it. Return the value in "
-            "the carry (initialize_state, next_state), or do not change it in eval() mode"
-        )
+    if meaning(first) == meaning(second):
+        return
+    what = "; ".join(changes) or (
+        "something changes in Python that is no attribute of a module (a global, a value in a "
+        "closure, NumPy's or Python's random numbers, the time)"
+    )
+    raise HiddenStateError(
+        f"in a step {what}, and the next step depends on it: Python runs once, while the step is "
+        "traced, so an exported step would not do it. Return the value in the carry "
+        "(initialize_state, next_state), or do not change it in eval() mode"
+    )
 
 
 def meaning(closed: jcore.ClosedJaxpr) -> list[str]:
@@ -102,7 +106,7 @@ def _snapshot(network: nnx.Module) -> dict[tuple[str, str], Any]:
         (_name(path), name): frozen
         for path, module in nnx.iter_modules(network)
         for name, value in vars(module).items()
-        if not name.startswith(_NOT_THE_USERS) and (frozen := _frozen(value)) is not None
+        if not name.startswith(BOOKKEEPING) and (frozen := _frozen(value)) is not None
     }
 
 
@@ -110,20 +114,35 @@ def _name(path: Any) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _frozen(value: Any) -> Any:
-    """Return a comparable stand-in for plain values and containers, None for all else."""
-    if isinstance(value, _PLAIN):
-        return type(value).__name__, repr(value)
-    if isinstance(value, list | tuple | set):
-        return type(value).__name__, [_element(item) for item in value]
+def _frozen(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """Return a comparable stand-in for plain values, containers and objects, None for all else.
+
+    Args:
+        value: What a module, container or object holds.
+        inside: The containers and objects around it, by identity, since one may hold itself.
+    """
+    kind = type(value).__qualname__
+    if isinstance(value, VALUES):
+        return kind, repr(value)
+    if id(value) in inside:
+        return kind, "itself", inside.index(id(value))
+    inside = (*inside, id(value))
+    if isinstance(value, np.ndarray):
+        return kind, str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, dict):
-        return type(value).__name__, [(repr(key), _element(item)) for key, item in value.items()]
+        return kind, [(repr(key), _element(item, inside)) for key, item in value.items()]
+    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
+        return kind, [_element(item, inside) for item in value]
+    if is_plain_object(value):
+        parts = attributes_of(value).items()
+        return kind, [(name, _element(item, inside)) for name, item in parts]
     return None
 
 
-def _element(item: Any) -> Any:
+def _element(item: Any, inside: tuple[int, ...]) -> Any:
     # Other objects by identity: whether two arrays are equal is not known in a trace.
-    return repr(item) if isinstance(item, _PLAIN) else id(item)
+    frozen = _frozen(item, inside)
+    return id(item) if frozen is None else frozen
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from export.extra_outputs import choose
 from export.module_scopes import module_scopes
 from export.network_copy import NetworkCopy, action_of_output
 from export.passes import fold_constants, inline_calls, remove_dead_code, used_inputs
-from export.passes.pipeline import AFTER_PRUNING, BEFORE_PRUNING, apply_passes
+from export.passes.pipeline import BEFORE_PRUNING, apply_passes
 from export.passes.rewrite import with_outputs
-from export.python_state import noted_changes, refuse_changes_that_matter
+from export.python_state import meaning, noted_changes, refuse_changes_that_matter
 from export.refusals import (
     refuse_callbacks,
     refuse_dtypes,
@@ -83,9 +83,11 @@ def trace_step(
     arguments = (copy, carry_rows, observation, batch_size, extra_outputs)
     raw = _trace(*arguments, calls_before=0)
     traced = _simplified(raw, copy, disabled_passes)
-    if raw.changes_in_python:
-        next_call = _simplified(_trace(*arguments, calls_before=1), copy, disabled_passes)
-        refuse_changes_that_matter(raw.changes_in_python, traced.closed, next_call.closed)
+    next_call = _trace(*arguments, calls_before=1)
+    if meaning(inline_calls(raw.closed)) != meaning(inline_calls(next_call.closed)):
+        # It may still be something that no output depends on.
+        simplified = _simplified(next_call, copy, disabled_passes)
+        refuse_changes_that_matter(raw.changes_in_python, traced.closed, simplified.closed)
     for role, tree in {"action": traced.action, **traced.extras}.items():
         refuse_dtypes(role, tree, None)
     refuse_dtypes("carry", carry_rows, traced.kept_carry)
@@ -101,7 +103,7 @@ def _simplified(raw: _RawStep, copy: NetworkCopy, disabled: Sequence[str]) -> Tr
     state = jax.tree.leaves(copy.state)
     known = {index: state[index] for index in range(raw.n_state) if not changed[index]}
     closed = apply_passes(BEFORE_PRUNING, fold_constants(closed, known), disabled)
-    return _prune(closed, raw, copy, changed, disabled)
+    return _prune(closed, raw, copy, changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +237,6 @@ def _prune(
     raw: _RawStep,
     copy: NetworkCopy,
     changed: list[bool],
-    disabled: Sequence[str],
 ) -> TracedStep:
     n_outputs = len(closed.jaxpr.outvars)
     first_carry_output = raw.n_action + raw.n_extra
@@ -259,7 +260,6 @@ def _prune(
     refuse_callbacks(pruned)
     refuse_randomness(pruned)
     refuse_hidden_state(used[: raw.n_state], changed, copy)
-    pruned = apply_passes(AFTER_PRUNING, pruned, disabled)
     return TracedStep(
         closed=_actions_carry_extras(pruned, raw, sum(kept)),
         unsimplified=raw.closed,

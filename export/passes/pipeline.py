@@ -26,15 +26,20 @@ REQUIRED = {
 """Passes that are always applied, and why."""
 
 BEFORE_PRUNING: tuple[Pass, ...] = (simplify_identities,)
-AFTER_PRUNING: tuple[Pass, ...] = (drop_dead_columns,)
 AFTER_PACKING: tuple[Pass, ...] = (collapse_reshapes,)
 """After `pack_delays`, which changes the carry and is not a pass like the others."""
-FOR_OWN_RULES: tuple[Pass, ...] = (fold_scales, merge_linear_maps, take_slots, split_slices)
-"""For the formats that our own rules write: portable SavedModel and ONNX."""
+FOR_OWN_RULES: tuple[Pass, ...] = (
+    drop_dead_columns,
+    fold_scales,
+    merge_linear_maps,
+    take_slots,
+    split_slices,
+)
+"""For the formats that our own rules write: portable SavedModel and ONNX. What XLA compiles keeps
+its matrices whole, since a matrix of another shape is summed up in another order."""
 
 SWITCHABLE = tuple(
-    one.__name__
-    for one in (*BEFORE_PRUNING, *AFTER_PRUNING, pack_delays, *AFTER_PACKING, *FOR_OWN_RULES)
+    one.__name__ for one in (*BEFORE_PRUNING, pack_delays, *AFTER_PACKING, *FOR_OWN_RULES)
 )
 """Names that `disabled_passes` may hold."""
 

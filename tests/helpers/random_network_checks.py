@@ -26,7 +26,6 @@ from export.parity_report import ParityReport
 from export.passes.pack_delays import PackedDelays, pack_delays
 from export.passes.pipeline import (
     AFTER_PACKING,
-    AFTER_PRUNING,
     BEFORE_PRUNING,
     FOR_OWN_RULES,
     SWITCHABLE,
@@ -171,7 +170,7 @@ def check_passes(described: Any, *, rows: int = 4, steps: int = 6) -> int:
     for name in SWITCHABLE:
         forms[f"without {name}"] = (name,)
         forms[f"with {name} alone"] = tuple(other for other in SWITCHABLE if other != name)
-    in_trace = {one.__name__ for one in (*BEFORE_PRUNING, *AFTER_PRUNING)}
+    in_trace = {one.__name__ for one in BEFORE_PRUNING}
     traced: dict[frozenset[str], TracedStep] = {}
     for form, disabled in forms.items():
         key = frozenset(in_trace.intersection(disabled))
