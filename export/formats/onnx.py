@@ -25,8 +25,8 @@ from export.formats.onnx_storage import (
     store_as_float16,
 )
 from export.formats.tensorflow_function import input_signature, quiet_tensorflow
+from export.half_dtypes import NOTE, half_details
 from export.lowering import Lowering
-from export.lowering.half_precision import NOTE, half_details
 from export.step import Step
 from serving.manifest import Artefact
 

@@ -15,7 +15,7 @@ from export.formats.tensorflow_function import (
     quiet_tensorflow,
     xla_function,
 )
-from export.lowering.half_precision import NOTE, half_details
+from export.half_dtypes import NOTE, half_details
 from export.step import Step
 from serving.manifest import Artefact
 
@@ -56,7 +56,11 @@ def write_saved_model(
         details={
             "tensorflow_version": tf.__version__,
             "signature": "serving_default",
-            **half_details(step.portable, NOTE if flavour == "portable" else None),
+            **(
+                half_details(step.portable, NOTE)
+                if flavour == "portable"
+                else half_details(step.closed)
+            ),
         },
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import export as jax_export
 
+from export.half_dtypes import half_details
 from export.step import Step
 from serving.manifest import Artefact
 
@@ -70,5 +71,6 @@ def write_stablehlo(step: Step, directory: Path, **options: Any) -> Artefact:
             "calling_convention_version": int(exported.calling_convention_version),
             "platforms": ",".join(exported.platforms),
             "jaxlib_version": importlib.metadata.version("jaxlib"),
+            **half_details(step.closed),
         },
     )

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
-from export.lowering.half_precision import computed_dtype, is_half, round_to
+from export.half_dtypes import is_half
+from export.lowering.half_precision import computed_dtype, round_to
 from export.lowering.registry import RULES, NotLowerable
 
 WIDER: dict[Any, Any] = {

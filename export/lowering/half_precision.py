@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 from jax.extend import core as jcore
 
-HALVES = ("float16", "bfloat16")
+from export.half_dtypes import is_half
 
 # Operations whose results are among their operands' values, so that there is nothing to round.
 _EXACT = frozenset(
@@ -30,14 +29,6 @@ _EXACT = frozenset(
 
 TO_BFLOAT16 = "to_bfloat16"
 """Part of the name of every TensorFlow operation that converts to bfloat16."""
-
-NOTE = "computed in float32, each result rounded"
-"""What a manifest says of a type that an artefact does not compute in."""
-
-
-def is_half(dtype: Any) -> bool:
-    """Whether a JAX dtype (extended ones such as keys included) is float16 or bfloat16."""
-    return str(dtype) in HALVES
 
 
 def computed_dtype(dtype: Any) -> Any:
@@ -67,42 +58,3 @@ def round_to(value: Any, dtype: str) -> Any:
 def as_half(value: Any, dtype: str) -> Any:
     """Return float32 numbers as float16 or bfloat16."""
     return tf.cast(value, dtype, name=TO_BFLOAT16 if dtype == "bfloat16" else None)
-
-
-def half_dtypes(closed: jcore.ClosedJaxpr) -> list[str]:
-    """Return which of the two types occur in a jaxpr or the bodies within it, sorted."""
-    found: set[str] = set()
-    _collect(closed.jaxpr, found)
-    return sorted(found)
-
-
-def half_details(closed: jcore.ClosedJaxpr, computed_as: str | None = None) -> dict[str, Any]:
-    """Return what the manifest says of an artefact with these types: how it has them, and bounds.
-
-    One operation gives XLA's number exactly. XLA leaves out the roundings between the operations
-    that it fuses, which is half a unit for each; a GRU of 64 units, the longest such chain that a
-    layer has, came to three eps in either type. The bound is four.
-
-    Args:
-        closed: The step.
-        computed_as: The note on how the artefact computes; None if it has the types themselves.
-    """
-    found = half_dtypes(closed)
-    if not found:
-        return {}
-    details: dict[str, Any] = {} if computed_as is None else dict.fromkeys(found, computed_as)
-    details["parity_bound"] = max(4 * float(jnp.finfo(name).eps) for name in found)
-    return details
-
-
-def _collect(jaxpr: Any, found: set[str]) -> None:
-    equations = jaxpr.eqns
-    atoms = [*jaxpr.invars, *jaxpr.constvars]
-    for equation in equations:
-        atoms += [*equation.invars, *equation.outvars]
-        for value in equation.params.values():
-            for item in value if isinstance(value, list | tuple) else (value,):
-                body = item.jaxpr if isinstance(item, jcore.ClosedJaxpr) else item
-                if isinstance(body, jcore.Jaxpr):
-                    _collect(body, found)
-    found |= {str(d) for d in (getattr(atom.aval, "dtype", "") for atom in atoms) if is_half(d)}

@@ -10,13 +10,8 @@ import tensorflow as tf
 from jax.extend import core as jcore
 
 from export.errors import UnsupportedOperationError
-from export.lowering.half_precision import (
-    as_computed,
-    as_half,
-    computed_dtype,
-    is_half,
-    rounded,
-)
+from export.half_dtypes import is_half
+from export.lowering.half_precision import as_computed, as_half, computed_dtype, rounded
 from export.lowering.registry import RULES, NotLowerable
 from export.module_scopes import module_path_of, source_line_of
 from export.passes.rewrite import is_static_shape, is_var
