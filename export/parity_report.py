@@ -61,7 +61,7 @@ class ParityReport:
 
     @property
     def summary(self) -> str:
-        """One line per comparison, for a terminal."""
+        """One line per comparison, for a terminal; a bound's second part is the rounding effect."""
         heads = "artefact,mode,batch,worst tensor,abs error,bound,ulp,step,verdict"
         rows: list[tuple[str, ...]] = [tuple(heads.split(","))]
         for comparison in self.comparisons:
@@ -73,7 +73,7 @@ class ParityReport:
                     str(comparison.batch_size),
                     worst.name,
                     f"{worst.max_abs_error:.2e}",
-                    f"{comparison.tolerance:.0e}",
+                    _bound(comparison),
                     str(worst.max_ulp),
                     str(worst.worst_step),
                     "pass" if comparison.passed else f"FAIL ({worst.violations} elements)",
@@ -84,6 +84,11 @@ class ParityReport:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
+
+
+def _bound(comparison: Comparison) -> str:
+    effect = comparison.worst.rounding_effect
+    return f"{comparison.tolerance:.0e}" + (f" + {effect:.0e}" if effect else "")
 
 
 def _finite(value: Any) -> Any:

@@ -14,18 +14,20 @@ from serving.parity_record import PortResult
 class PortErrors:
     """Gathers the errors of one port.
 
-    An element is within bounds if `|actual - expected| <= bound + bound * |expected|`; integers and
-    bools must be equal. NaN against NaN and an infinity against the same one are equal and counted;
-    anything else that is not finite is a failure.
+    An element is within bounds if `|actual - expected| <= bound + bound * |expected| + effect`;
+    integers and bools must be equal. NaN against NaN and an infinity against the same one are equal
+    and counted; anything else that is not finite is a failure.
 
     Args:
         name: The port.
         bound: Absolute bound, and relative bound added to it.
+        effect: The rounding effect that `PortResult` explains.
     """
 
-    def __init__(self, name: str, bound: float):
+    def __init__(self, name: str, bound: float, effect: float = 0.0):
         self._name = name
         self._bound = bound
+        self._effect = effect
         self._steps = 0
         self._max_abs = self._max_rel = 0.0
         self._max_ulp = 0
@@ -57,7 +59,7 @@ class PortErrors:
             # As floats, two long integers that differ may be the same.
             error = np.maximum(error, 1.0)
         magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
-        excess = error - (self._bound + self._bound * magnitude if is_float else 0.0)
+        excess = error - (self._bound + self._bound * magnitude + self._effect if is_float else 0.0)
         self._violations += int(np.count_nonzero(excess > 0))
         self._max_abs = max(self._max_abs, float(error.max()))
         relative = error[magnitude > 0] / magnitude[magnitude > 0]
@@ -79,12 +81,15 @@ class PortErrors:
             worst_row=self._worst[2],
             equal_nans=self._equal_nans,
             violations=self._violations,
+            rounding_effect=self._effect,
         )
 
 
-def measure(name: str, actual: np.ndarray, expected: np.ndarray, bound: float) -> PortResult:
+def measure(
+    name: str, actual: np.ndarray, expected: np.ndarray, bound: float, effect: float = 0.0
+) -> PortResult:
     """Compare two whole recordings of one port, `[T, B, ...]` each."""
-    errors = PortErrors(name, bound)
+    errors = PortErrors(name, bound, effect)
     errors.add(actual, expected)
     return errors.result()
 

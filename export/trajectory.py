@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -52,6 +53,12 @@ class Trajectory:
         """Number of rows."""
         return self.reset.shape[1]
 
+    def outputs(self, manifest: Manifest) -> dict[str, np.ndarray]:
+        """Return all outputs by their tensors' names, `[T, B, ...]`."""
+        next_names = {port.name: port.next_name for port in manifest.carry_ports}
+        carry = {next_names[name]: values for name, values in self.next_carry.items()}
+        return {**self.actions, **carry, **self.extras}
+
 
 def record(
     manifest: Manifest,
@@ -68,7 +75,39 @@ def record(
         observations: One array `[T, B, ...]` per observation leaf.
         reset: `[T, B]` bool.
     """
-    batch_size = reset.shape[1]
+    steps = reset.shape[0]
+    actions = _Rows([port.name for port in manifest.action_ports], steps)
+    carries = _Rows(exported_leaves_names(manifest), steps)
+    extras = _Rows([port.name for port in manifest.extra_output_ports], steps)
+    for t, outputs in enumerate(outputs_of_steps(manifest, reference, observations, reset)):
+        for rows, values in zip((actions, carries, extras), outputs, strict=True):
+            rows.put(t, values)
+    return Trajectory(
+        observations=observations,
+        reset=reset,
+        actions=actions.arrays,
+        next_carry=carries.arrays,
+        extras=extras.arrays,
+    )
+
+
+def outputs_of_steps(
+    manifest: Manifest,
+    reference: NetworkCopy,
+    observations: list[np.ndarray],
+    reset: np.ndarray,
+    disturbed: Callable[[Any, Any], Any] | None = None,
+) -> Iterator[tuple[list[Any], list[Any], list[Any]]]:
+    """Yield actions, carry in the exported layout and extra outputs of each step, in port order.
+
+    Args:
+        manifest: As `record` takes it, like the next three.
+        reference: The network.
+        observations: What it observes.
+        reset: When its rows are reset.
+        disturbed: Returns the carry to go on from, given the carry before a step, after any reset,
+            and the one after it; None to go on from that. Traced by JAX.
+    """
 
     @jax.jit
     def step(carry: Any, observation: Any, reset_rows: Any) -> Any:
@@ -78,6 +117,8 @@ def record(
             carry,
         )
         action, next_carry, extras = _stepped(manifest, reference, carry, observation)
+        if disturbed is not None:
+            next_carry = disturbed(carry, next_carry)
         leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(next_carry)]
         acted = apply_action_values(
             jax.tree.leaves(action),
@@ -87,25 +128,12 @@ def record(
         )
         return acted, next_carry, leaves, extras
 
-    carry = reference.initialize_state(batch_size)
-    steps = reset.shape[0]
-    actions = _Rows([port.name for port in manifest.action_ports], steps)
-    carries = _Rows(exported_leaves_names(manifest), steps)
-    extras = _Rows([port.name for port in manifest.extra_output_ports], steps)
-    for t in range(steps):
+    carry = reference.initialize_state(reset.shape[1])
+    for t in range(reset.shape[0]):
         observation = rebuild(manifest.observation, [leaf[t] for leaf in observations])
-        action, carry, leaves, extra = step(carry, observation, reset[t])
-        actions.put(t, action)
-        extras.put(t, extra)
+        action, carry, leaves, extras = step(carry, observation, reset[t])
         host = [np.asarray(leaf) for leaf in leaves]
-        carries.put(t, list(exported_leaves(manifest.network_carry, host).values()))
-    return Trajectory(
-        observations=observations,
-        reset=reset,
-        actions=actions.arrays,
-        next_carry=carries.arrays,
-        extras=extras.arrays,
-    )
+        yield action, list(exported_leaves(manifest.network_carry, host).values()), extras
 
 
 def _stepped(

@@ -29,12 +29,15 @@ def error_plot(parity: ParityRecord, runtime: str) -> Markup:
     bound = mine[0].tolerance
     # One axis for all artefacts, so that they compare.
     bounds = [comparison.tolerance for comparison in parity.comparisons]
-    worst = max([*bounds, *(e for c in parity.comparisons for e in c.error_over_time)])
+    errors_of_all = [e for c in parity.comparisons for e in c.error_over_time]
+    # What is infinite is drawn at the top.
+    worst = max([*bounds, *(e for e in errors_of_all if math.isfinite(e))])
     high = math.ceil(math.log10(worst) + 0.2) if worst > 0 else -2
     low = round(math.log10(LOWEST_ERROR))
 
     def y(error: float) -> float:
-        level = (math.log10(max(error, LOWEST_ERROR)) - low) / max(high - low, 1)
+        shown = min(max(error, LOWEST_ERROR), 10.0**high)
+        level = (math.log10(shown) - low) / max(high - low, 1)
         return top + (height - top - bottom) * (1.0 - min(max(level, 0.0), 1.0))
 
     parts = []

@@ -2,7 +2,7 @@
 
 Every action and carry leaf of every step is compared with the network under jax.jit, in each
 format, with resets in the middle, at several batch sizes. The report goes into the bundle. Exit
-status 1 if a leaf strays further than the tolerance.
+status 1 if a leaf strays further than its bound.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from nnx_ppo.cli.output import Output
 EXAMPLES = """examples:
   nnx-ppo verify policy/ --checkpoint runs/swing_up
   nnx-ppo verify policy/ --network my_robot.nets:load_policy --steps 5000 --batch-sizes 1,8 --json
+  nnx-ppo verify policy/ --checkpoint runs/swing_up --artefacts onnx --bounds onnx=1e-4
 """
 
 
@@ -31,6 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="N,...",
         help="batch sizes to compare at [1,3,64; the bundle's own if it takes only one]",
+    )
+    parser.add_argument(
+        "--artefacts",
+        type=lambda text: tuple(part.strip() for part in text.split(",") if part.strip()),
+        metavar="NAME,...",
+        help="what to compare, such as onnx,saved_model [all that the bundle has]",
+    )
+    parser.add_argument(
+        "--bounds",
+        type=_bounds,
+        default={},
+        metavar="NAME=BOUND,...",
+        help="absolute bound of an artefact and, added to it, relative bound [onnx, saved_model "
+        "and saved_model_xla 1e-5, stablehlo 2e-6, or what fewer digits in the artefact allow]",
     )
     parser.add_argument(
         "--observation-seed", type=int, default=0, help="seed of the observations [0]"
@@ -58,6 +73,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         network,
         steps=arguments.steps,
         batch_sizes=arguments.batch_sizes or ((1, 3, 64) if fixed is None else (fixed,)),
+        runtimes=arguments.artefacts,
+        tolerances=arguments.bounds,
         seed=arguments.observation_seed,
         write=not arguments.no_write,
     )
@@ -67,3 +84,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.note(f"report {arguments.bundle / 'report.html'}")
     output.result(report.to_json(), report.summary)
     return 0 if report.passed else 1
+
+
+def _bounds(text: str) -> dict[str, float]:
+    bounds = {}
+    for part in text.split(","):
+        name, _, bound = part.partition("=")
+        try:
+            bounds[name.strip()] = float(bound)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is not of the form NAME=BOUND, for example onnx=1e-4"
+            ) from None
+    return bounds

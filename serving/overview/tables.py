@@ -22,7 +22,7 @@ from serving.overview.sections import (
     printable,
     shape_text,
 )
-from serving.parity_record import ParityRecord
+from serving.parity_record import Comparison, ParityRecord
 from serving.structure import Graph, Structure
 from serving.tensors import byte_count
 
@@ -160,7 +160,7 @@ def parity_table(bundle: Bundle, parity: ParityRecord) -> Table:
                 printable(comparison.mode).replace("_", " "),
                 str(comparison.batch_size),
                 error_text(worst.max_abs_error),
-                error_text(comparison.tolerance),
+                _bound_text(comparison),
                 error_text(worst.max_rel_error),
                 f"{worst.max_ulp:,}",
                 str(worst.worst_step),
@@ -172,6 +172,12 @@ def parity_table(bundle: Bundle, parity: ParityRecord) -> Table:
         *("step", "worst tensor"),
     )
     return Table("Parity", headers, rows, frozenset(["mode", "worst tensor", "verdict"]))
+
+
+def _bound_text(comparison: Comparison) -> str:
+    effect = comparison.worst.rounding_effect
+    bound = error_text(comparison.tolerance)
+    return f"{bound} + {error_text(effect)}" if effect else bound
 
 
 def latency_table(

@@ -71,10 +71,24 @@ def _passed(bundle: Bundle, parity: ParityRecord) -> Verdict:
             f"Worst error {error_text(worst.worst.max_abs_error)} in "
             f"{printable(worst.worst.name)} of {worst.runtime}, bound "
             f"{error_text(worst.tolerance)} absolute plus as much relative ({_where(parity)}).",
+            *_astray(parity),
             _how(parity),
         ],
         parity,
     )
+
+
+def _astray(parity: ParityRecord) -> list[str]:
+    """Says what free running proves of a network that amplifies rounding."""
+    effect = max(comparison.rounding_effect for comparison in parity.comparisons)
+    if not effect:
+        return []
+    return [
+        "The network amplifies rounding from step to step: errors as small as those of one step "
+        f"move it by up to {error_text(effect)} over the trajectory, so where an artefact left its "
+        "bound running free, that was added to it. Given the network's carry in each step, every "
+        "artefact stays within the bound itself."
+    ]
 
 
 def _failed(parity: ParityRecord) -> Verdict:
@@ -84,8 +98,9 @@ def _failed(parity: ParityRecord) -> Verdict:
     drifting = []
     if all(comparison.mode == "free_running" for comparison in failed):
         drifting.append(
-            "Given the network's carry in each step, every artefact stays within its bound: each "
-            "step is right, and the network amplifies rounding from step to step."
+            "Given the network's carry in each step, every artefact stays within its bound; but "
+            "running free it goes further astray than rounding takes the network itself "
+            f"({error_text(worst.rounding_effect)})."
         )
     return Verdict(
         "failed",

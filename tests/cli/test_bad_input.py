@@ -10,6 +10,7 @@ import pytest
 
 from nnx_ppo.cli import main
 
+VERIFY = ("verify", "policy", "--network", "networks_of_a_user:plain")
 NETWORKS = """
 import jax
 from flax import nnx
@@ -160,8 +161,14 @@ def test_a_damaged_bundle_is_refused(
         (["inspect", "nowhere"], "nowhere: does not exist"),
         (["verify", "policy"], "name a checkpoint, or --network"),
         (["verify", "policy", "--checkpoint", "nowhere"], "there is no directory nowhere"),
+        (["verify", "policy", "--bounds", "onnx"], "'onnx' is not of the form NAME=BOUND"),
         (
-            ["verify", "policy", "--network", "networks_of_a_user:plain"],
+            [*VERIFY, "--bounds", "onxx=1e-3"],
+            "tolerances: 'onxx' is 0.001; expected numbers of at least 0 for some of",
+        ),
+        ([*VERIFY, "--artefacts", "onxx"], "runtimes must name artefacts of the bundle"),
+        (
+            [*VERIFY],
             "carry does not have the structure recorded in the bundle",
         ),
     ],

@@ -15,6 +15,7 @@ import pytest
 
 from nnx_ppo.cli import main
 from serving import read_bundle
+from serving.parity_record import read_parity
 
 GRAPH = "nnx_ppo.environments.policies:make_delayed_graph_policy"
 SMALL = (
@@ -120,6 +121,12 @@ def test_a_run_becomes_a_bundle_that_is_verified(
     verified = result(capsys, "verify", bundle, "--checkpoint", run, *few)
     assert verified["passed"] is True
     assert (bundle / "parity.json").is_file()
+    strict = ("--artefacts=onnx", "--bounds=onnx=1e-12", "--no-write", *few)
+    strictly = result(capsys, "verify", bundle, "--checkpoint", run, *strict, status=1)
+    bounds = {(c["runtime"], c["tolerance"]) for c in strictly["comparisons"]}
+    assert bounds == {("onnx", 1e-12)}
+    record = read_parity(bundle)
+    assert record is not None and record.passed
     other = ("--network", GRAPH, "--seed=5", "--no-write")
     sizes = json.dumps(
         {"observation_size": 4, "action_size": 1, "hidden_size": 8, "sensor_features": 4}

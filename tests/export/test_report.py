@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -17,7 +18,9 @@ import pytest
 from export import verify_parity
 from export.report import render_report, write_report
 from export.report.page import _read
+from export.report.plots import error_plot
 from serving import BundleWriter, read_bundle
+from serving.parity_record import Comparison, ParityRecord, PortResult
 from serving.structure import Connection, FlowNode, Graph, Module, Population, Structure
 
 HOSTILE = """<script>alert("x")</script>'"&<img src=http://example.invalid/x onerror=alert(1)>"""
@@ -266,6 +269,17 @@ def test_a_failed_comparison_is_the_first_thing_said(verified, tmp_path):
     assert "Parity FAILED: stablehlo acts otherwise than the network" in words
     assert "12 elements of action in stablehlo outside the bound" in words
     assert "FAIL, 12 elements" in page.text("td")
+
+
+def test_an_infinite_error_is_drawn_at_the_top():
+    port = PortResult("action", math.inf, 0.0, 0, 1, 0, 0, 1)
+    errors = [1e-7, math.inf, 1e-4]
+    comparison = Comparison("onnx", "free_running", 1, 1e-5, [port], 1.0, 1.0, errors)
+    record = ParityRecord(3, "policy", 3, 0, "generated", [comparison])
+    drawn = re.search(r'points="([^"]+)"', str(error_plot(record, "onnx")))
+    assert drawn is not None
+    _, first, _, infinite, _, last = (float(number) for number in re.split("[ ,]", drawn[1]))
+    assert 0 < infinite < last < first
 
 
 def test_names_that_attack_the_page_are_text(hostile):

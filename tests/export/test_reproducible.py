@@ -24,7 +24,12 @@ import jax
 from flax import nnx
 from lowered import FunctionPolicy
 
-from export import export_policy
+from export import OnnxOptions, export_policy
+
+OPTIONS = {
+    "half": OnnxOptions(weights="float16", external_data=True),
+    "int8": OnnxOptions(int8_min_weights=64),
+}
 
 def looped(x):
     return jax.lax.fori_loop(0, x.astype(int).sum() % 3, lambda _, y: jax.numpy.tanh(y), x)
@@ -34,8 +39,9 @@ for index, name in enumerate(names):
     if name == "loop":
         network, observation = FunctionPolicy(looped), jax.numpy.zeros(3)
     else:
-        network, observation = export_networks.make(name)
-    export_policy(network, observation, f"{target}/{index}_{name}", name="policy")
+        network, observation = export_networks.make("mlp" if name in OPTIONS else name)
+    chosen = {"onnx": OPTIONS[name], "formats": ["onnx"]} if name in OPTIONS else {}
+    export_policy(network, observation, f"{target}/{index}_{name}", name="policy", **chosen)
 """
 
 
@@ -58,20 +64,25 @@ def contents(bundle: Path) -> dict[str, bytes]:
 
 def test_two_processes_with_other_hash_seeds_write_the_same_files(tmp_path):
     """The second process exports others before, and the graph twice: no counter shows."""
-    first = start(tmp_path / "a", "1", ["population_graph", "loop"])
-    second = start(tmp_path / "b", "2", ["loop", "population_graph", "population_graph"])
+    first = start(tmp_path / "a", "1", ["population_graph", "loop", "half", "int8"])
+    others = ["int8", "half", "loop", "population_graph", "population_graph"]
+    second = start(tmp_path / "b", "2", others)
     for process in (first, second):
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     pairs = [
-        ("a/0_population_graph", "b/1_population_graph"),
-        ("a/0_population_graph", "b/2_population_graph"),
-        ("a/1_loop", "b/0_loop"),
+        ("a/0_population_graph", "b/3_population_graph"),
+        ("a/0_population_graph", "b/4_population_graph"),
+        ("a/1_loop", "b/2_loop"),
+        ("a/2_half", "b/1_half"),
+        ("a/3_int8", "b/0_int8"),
     ]
     for one, other in pairs:
         expected, actual = contents(tmp_path / one), contents(tmp_path / other)
         assert list(expected) and set(expected) == set(actual)
-        assert "saved_model/saved_model.pb" in expected and "onnx/policy.onnx" in expected
+        assert "onnx/policy.onnx" in expected
+        assert ("saved_model/saved_model.pb" in expected) == one.endswith(("graph", "loop"))
+        assert any(name.endswith(".data") for name in expected) == (one.endswith("half"))
         # Nor do they say where on the machine that wrote them the sources lie.
         for place in (str(ROOT), sysconfig.get_paths()["purelib"]):
             assert not [name for name, data in expected.items() if place.encode() in data]

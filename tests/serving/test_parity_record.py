@@ -48,7 +48,7 @@ def comparison(**changes):
 
 def record(**changes):
     values = {
-        "report_version": 2,
+        "report_version": 3,
         "policy": "p",
         "steps": 3,
         "seed": 0,
@@ -93,6 +93,21 @@ def test_the_worst_comparison_is_the_one_closest_to_its_own_bound(tmp_path):
     assert read is not None and read.worst.runtime == "stablehlo"
 
 
+def test_what_rounding_does_to_the_network_is_part_of_the_bound(tmp_path):
+    astray = comparison(ports=[port(max_abs_error=1e-3, rounding_effect=1e-2)])
+    near = comparison(runtime="stablehlo", ports=[port(max_abs_error=9e-6)])
+    write(tmp_path, record(comparisons=[astray, near]))
+    read = read_parity(tmp_path)
+    assert read is not None and read.worst.runtime == "stablehlo"
+    assert [c.rounding_effect for c in read.comparisons] == [1e-2, 0.0]
+
+
+def test_an_error_over_time_may_be_infinite(tmp_path):
+    write(tmp_path, record(comparisons=[comparison(error_over_time=[1e-7, "inf"])]))
+    read = read_parity(tmp_path)
+    assert read is not None and read.comparisons[0].error_over_time == [1e-7, math.inf]
+
+
 def test_no_record_is_none(tmp_path):
     assert read_parity(tmp_path) is None
     assert read_latency(tmp_path) is None
@@ -104,12 +119,14 @@ def test_no_record_is_none(tmp_path):
         ("", "no record"),
         ("[]", "no record"),
         ("[" * 100_000, "no record"),
-        (record(report_version=3), "version 3"),
+        (record(report_version=4), "version 4"),
         (record(comparisons=[]), "compares nothing"),
         (record(comparisons=[comparison(ports=[])]), "compares nothing"),
         (record(comparisons=[comparison(tolerance=-1.0)]), "-1.0"),
         (record(comparisons=[comparison(error_over_time=["x"])]), "error_over_time"),
         (record(comparisons=[comparison(error_over_time=[-1.0])]), "-1.0"),
+        (record(comparisons=[comparison(error_over_time=["nan"])]), "nan is no distance"),
+        (record(comparisons=[comparison(ports=[port(rounding_effect=-2.0)])]), "-2.0"),
         (
             record(comparisons=[comparison(step_histogram={"first_bin": 10**9, "counts": [1]})]),
             "histogram",
