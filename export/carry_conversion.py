@@ -46,35 +46,41 @@ def to_exported_carry(bundle: Bundle | str | Path, network_carry: Any) -> dict[s
         manifest.network_carry.tree, network_carry, root="carry", error=CarryConversionError
     )
     host = _checked(manifest.network_carry, leaves)
-    return exported_leaves(manifest.network_carry, host)
+    return ExportedLayout(manifest.network_carry).of_leaves(host)
 
 
-def exported_leaves(description: NetworkCarry, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the exported carry for the leaves of a network carry, keys as raw key data."""
-    pointers = _pointer_of_each_buffer(description)
-    widths = packed_widths(description)
-    converted: dict[str, np.ndarray] = {}
-    for index, (leaf, value) in enumerate(zip(description.leaves, leaves, strict=True)):
-        if leaf.port is None:
-            continue
-        if leaf.source == "delay_buffer":
-            value = ring_to_time_order(value, leaves[pointers[index]])
-        if leaf.slots is None:
-            converted[leaf.port] = value
-            continue
-        if leaf.port not in converted:
-            converted[leaf.port] = np.empty((len(value), widths[leaf.port]), value.dtype)
-        put_slots(converted[leaf.port], leaf.slots, value)
-    return converted
+class ExportedLayout:
+    """How the leaves of a network's carry lie in the exported one.
 
+    Args:
+        description: The manifest's.
+    """
 
-def packed_widths(description: NetworkCarry) -> dict[str, int]:
-    """Return how long the row of each port with packed delays is: it has a place for all."""
-    widths: dict[str, int] = {}
-    for leaf in description.leaves:
-        if leaf.port is not None and leaf.slots is not None:
-            widths[leaf.port] = widths.get(leaf.port, 0) + math.prod(leaf.shape)
-    return widths
+    def __init__(self, description: NetworkCarry):
+        self._leaves = description.leaves
+        self._pointers = _pointer_of_each_buffer(description)
+        self._widths: dict[str, int] = {}
+        for leaf in description.leaves:
+            if leaf.port is not None and leaf.slots is not None:
+                self._widths.setdefault(leaf.port, 0)
+                self._widths[leaf.port] += math.prod(leaf.shape)
+
+    def of_leaves(self, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return port name → array `[B, ...]` for leaves `[B, ...]`, keys as raw key data."""
+        converted: dict[str, np.ndarray] = {}
+        for index, (leaf, value) in enumerate(zip(self._leaves, leaves, strict=True)):
+            if leaf.port is None:
+                continue
+            if leaf.source == "delay_buffer":
+                value = ring_to_time_order(value, leaves[self._pointers[index]])
+            if leaf.slots is None:
+                converted[leaf.port] = value
+                continue
+            if leaf.port not in converted:
+                shape = (len(value), self._widths[leaf.port])
+                converted[leaf.port] = np.empty(shape, value.dtype)
+            put_slots(converted[leaf.port], leaf.slots, value)
+        return converted
 
 
 def put_slots(row: np.ndarray, slots: list[int], buffer: np.ndarray) -> None:

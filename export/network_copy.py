@@ -33,6 +33,8 @@ class NetworkCopy:
     """Structure and static attributes."""
     state: Any
     """All Variables: weights, statistics, random streams."""
+    _fresh: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    """Batch size → carry, made once."""
 
     def merge(self, state: Any = None) -> Any:
         """Return a new module, with `state` (default: the recorded arrays), safe inside a trace."""
@@ -46,13 +48,24 @@ class NetworkCopy:
         Raises:
             NetworkError: The network's own `initialize_state` fails.
         """
-        try:
+
+        def initialize() -> Any:
             # As arrays of JAX, which also says what becomes of NumPy's float64.
             return jax.tree.map(jnp.asarray, self.merge().initialize_state(batch_size))
-        except Exception as error:
-            raise NetworkError(
-                f"initialize_state({batch_size}) failed with {_named(error)}"
-            ) from error
+
+        if batch_size not in self._fresh:
+            try:
+                # Compiled once, and not operation by operation for each leaf's shape.
+                self._fresh[batch_size] = jax.jit(initialize)()
+            except Exception:  # It may look at values, or whatever it does fails.
+                try:
+                    self._fresh[batch_size] = initialize()
+                except Exception as error:
+                    raise NetworkError(
+                        f"initialize_state({batch_size}) failed with {_named(error)}"
+                    ) from error
+        # Containers of its own for everyone who asks; the arrays cannot change.
+        return jax.tree.map(lambda leaf: leaf, self._fresh[batch_size])
 
     @functools.cached_property
     def step(self) -> Any:

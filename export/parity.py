@@ -7,7 +7,8 @@ free running, feeding back its own carry, and teacher forced, given the referenc
 
 from __future__ import annotations
 
-import time
+import concurrent.futures
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,25 @@ import numpy as np
 
 from export.errors import ParityError
 from export.extra_outputs import needs_recording
+from export.follower import Follower
 from export.network_copy import reference_copy
 from export.parity_report import ParityReport, write_parity
-from export.port_errors import PortErrors
 from export.report import check_templates, write_report
-from export.rounding_effect import rounding_effects
+from export.rounding_effect import RoundingEffect
 from export.trajectory import (
-    Trajectory,
+    ReferenceRun,
     generate_observations,
     given_observations,
-    record,
     reset_schedule,
 )
-from serving import load_policy, read_bundle
+from serving import Policy, Session, load_policy, read_bundle
 from serving import tree as serving_tree
 from serving.bundle import Bundle
-from serving.latency import latency_histogram
 from serving.manifest import Manifest
-from serving.parity_record import Comparison, PortResult
-from serving.self_test import outputs_by_port
+from serving.parity_record import Comparison
 
 TOLERANCES = {"stablehlo": 2e-6, "saved_model": 1e-5, "saved_model_xla": 1e-5, "onnx": 1e-5}
 """Per artefact, the absolute bound and, added to it, the bound relative to the reference."""
-
-_PROFILE_POINTS = 200
-"""How many points of the error over time a report keeps."""
 
 
 def verify_parity(
@@ -89,22 +84,22 @@ def verify_parity(
         )
     if type(seed) is not int or seed < 0:
         raise ParityError(f"seed must be an integer of at least 0, got {seed!r}")
-    bounds = {**TOLERANCES, **_checked_tolerances(tolerances)}
+    limits = {name: max(TOLERANCES[name], _stated_bound(manifest, name)) for name in names}
+    limits |= _checked_tolerances(tolerances)
     policies = {name: load_policy(bundle, runtime=name) for name in names}
     comparisons: list[Comparison] = []
-    for batch_size in sizes:
-        reference = _reference(manifest, network, observations, steps, batch_size, seed)
-        for name, policy in policies.items():
-            bound = bounds[name]
-            if name not in (tolerances or {}):
-                bound = max(bound, _stated_bound(manifest, name))
-            free = _compare(policy, name, "free_running", reference, manifest, bound)
-            forced = _compare(policy, name, "teacher_forced", reference, manifest, bound)
-            if not free.passed and forced.passed:
-                copy = reference_copy(network, record=needs_recording(manifest.extra_outputs))
-                effects = rounding_effects(manifest, copy, reference, forced)
-                free = _compare(policy, name, "free_running", reference, manifest, bound, effects)
-            comparisons += [free, forced]
+    copy = reference_copy(network, record=needs_recording(manifest.extra_outputs))
+    _check_same_network(manifest, copy)
+    # Some runtimes compile for each batch size, which takes longer than the steps of a small one.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+        sessions = [pool.submit(_sessions, policies, batch_size) for batch_size in sizes]
+        for batch_size, pairs in zip(sizes, sessions, strict=True):
+            if observations is None:
+                leaves = generate_observations(manifest, network, steps, batch_size, seed)
+            else:
+                leaves = given_observations(manifest, observations, steps, batch_size)
+            run = ReferenceRun(manifest, copy, leaves, reset_schedule(steps, batch_size, seed))
+            comparisons += _compare_all(run, pairs.result(), limits)
     report = ParityReport(
         policy=manifest.name,
         steps=steps,
@@ -171,19 +166,6 @@ def _checked_tolerances(tolerances: Mapping[str, float] | None) -> dict[str, flo
     return given
 
 
-def _reference(
-    manifest: Manifest, network: Any, observations: Any, steps: int, batch_size: int, seed: int
-) -> Trajectory:
-    if observations is None:
-        leaves = generate_observations(manifest, network, steps, batch_size, seed)
-    else:
-        leaves = given_observations(manifest, observations, steps, batch_size)
-    reset = reset_schedule(steps, batch_size, seed)
-    copy = reference_copy(network, record=needs_recording(manifest.extra_outputs))
-    _check_same_network(manifest, copy)
-    return record(manifest, copy, leaves, reset)
-
-
 def _check_same_network(manifest: Manifest, copy: Any) -> None:
     carry = copy.initialize_state(1)
     try:
@@ -202,103 +184,44 @@ def _check_same_network(manifest: Manifest, copy: Any) -> None:
             )
 
 
-_PIECE_ELEMENTS = 1 << 19
-"""Elements of the largest port that are measured at a time: few enough for a processor's cache."""
+def _sessions(
+    policies: Mapping[str, Policy], batch_size: int
+) -> dict[str, tuple[Session, Session]]:
+    """Return two sessions of each artefact."""
+
+    def session(policy: Policy) -> Session:
+        return policy.session(batch_size, check_finite=False)
+
+    return {name: (session(policy), session(policy)) for name, policy in policies.items()}
 
 
-def _compare(
-    policy: Any,
-    name: str,
-    mode: str,
-    reference: Trajectory,
-    manifest: Manifest,
-    bound: float,
-    effects: Mapping[str, float] | None = None,
-) -> Comparison:
-    """Run one artefact over the reference trajectory and measure every port."""
-    session = policy.session(reference.batch_size, check_finite=False)
-    actions = {port: np.empty_like(values) for port, values in reference.actions.items()}
-    recording = _Recording(manifest, reference, bound, effects or {})
-    times_us = np.empty(reference.steps)
-    for t in range(reference.steps):
-        if mode == "teacher_forced" and t > 0 and manifest.carry_ports:
-            session.carry = {port: values[t - 1] for port, values in reference.next_carry.items()}
-        leaves = [values[t] for values in reference.observations]
-        observation = serving_tree.unflatten(manifest.observation, leaves)
-        begin = time.perf_counter()
-        action = session.step(observation, reset=reference.reset[t])
-        times_us[t] = (time.perf_counter() - begin) * 1e6
-        outputs = outputs_by_port(session, action)
-        for port, values in actions.items():
-            values[t] = outputs[port]
-        recording.add(outputs)
-    return Comparison(
-        runtime=name,
-        mode=mode,
-        batch_size=reference.batch_size,
-        tolerance=bound,
-        ports=recording.results(),
-        step_median_us=float(np.median(times_us)),
-        step_p99_us=float(np.percentile(times_us, 99)),
-        error_over_time=_profile(actions, reference.actions),
-        step_histogram=latency_histogram(times_us),
-    )
+def _compare_all(
+    run: ReferenceRun,
+    sessions: Mapping[str, tuple[Session, Session]],
+    bounds: Mapping[str, float],
+) -> list[Comparison]:
+    """Compare every artefact in both modes, side by side."""
+    steps = len(run.reset)
+    effect = RoundingEffect(run)
+    followers: list[tuple[Follower, Follower]] = []
+    for name, (one, other) in sessions.items():
+        forced = Follower(one, name, "teacher_forced", steps, bounds[name])
+        effects = functools.partial(_effects, effect, forced)
+        free = Follower(other, name, "free_running", steps, bounds[name], effects=effects)
+        followers.append((free, forced))
+    first = 0
+    before: dict[str, np.ndarray] = {}
+    for piece in run.pieces():
+        for free, forced in followers:
+            # The forced one first: the other is judged by its errors too.
+            for follower in (forced, free):
+                follower.follow(first, run.observations, run.reset, piece, before)
+        before = {name: values[-1] for name, values in piece.items()}
+        first += len(next(iter(piece.values())))
+    return [one.comparison() for pair in followers for one in pair]
 
 
-class _Recording:
-    """Measures the outputs of a session piece by piece while they come in."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        reference: Trajectory,
-        bound: float,
-        effects: Mapping[str, float],
-    ):
-        self._expected = reference.outputs(manifest)
-        largest = max(values[0].size for values in self._expected.values())
-        self._length = min(reference.steps, max(1, _PIECE_ELEMENTS // max(1, largest)))
-        self._piece = {
-            name: np.empty((self._length, *values.shape[1:]), values.dtype)
-            for name, values in self._expected.items()
-        }
-        self._errors = {
-            name: PortErrors(name, bound, effects.get(name, 0.0)) for name in self._expected
-        }
-        self._filled = self._measured = 0
-
-    def add(self, outputs: dict[str, Any]) -> None:
-        """Take the outputs of the next step."""
-        for name, value in outputs.items():
-            self._piece[name][self._filled] = value
-        self._filled += 1
-        if self._filled == self._length:
-            self._measure()
-
-    def results(self) -> list[PortResult]:
-        """Return what was found, port by port."""
-        self._measure()
-        return [errors.result() for errors in self._errors.values()]
-
-    def _measure(self) -> None:
-        end = self._measured + self._filled
-        for name, errors in self._errors.items():
-            errors.add(
-                self._piece[name][: self._filled], self._expected[name][self._measured : end]
-            )
-        self._measured, self._filled = end, 0
-
-
-def _profile(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[float]:
-    """Return the largest action error per slice of time, for the plot."""
-    per_step = np.zeros(next(iter(expected.values())).shape[0])
-    for port, values in expected.items():
-        a, e = actual[port].astype(np.float64), values.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(a - e)
-        error[(a == e) | (np.isnan(a) & np.isnan(e))] = 0.0
-        error[np.isnan(error)] = np.inf
-        error = error.reshape(error.shape[0], -1)
-        per_step = np.maximum(per_step, error.max(axis=1, initial=0.0))
-    parts = np.array_split(per_step, min(_PROFILE_POINTS, per_step.size))
-    return [float(part.max()) for part in parts]
+def _effects(effect: RoundingEffect, forced: Follower) -> dict[str, float]:
+    """Return by how much to widen the bounds of a session that runs free."""
+    # A step that is wrong is no rounding.
+    return {} if forced.violated else effect.of(forced.errors)

@@ -216,10 +216,7 @@ def golden_tensors(manifest: Manifest, trajectory: Trajectory) -> dict[str, np.n
     for leaf, values in zip(leaves, trajectory.observations, strict=True):
         if leaf.port is not None:
             tensors[leaf.port] = values
-    tensors |= trajectory.actions | trajectory.extras
-    next_names = {port.name: port.next_name for port in manifest.carry_ports}
-    tensors |= {next_names[name]: values for name, values in trajectory.next_carry.items()}
-    return tensors
+    return tensors | trajectory.outputs
 
 
 def _write_artefacts(

@@ -6,9 +6,14 @@ so recordings are measured a few steps at a time and only what differs at all is
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from serving.parity_record import PortResult
+
+_SLACK = 1e-5
+"""Far more than the few roundings of float32 in a limit, relative to it."""
 
 
 class PortErrors:
@@ -22,6 +27,9 @@ class PortErrors:
         name: The port.
         bound: Absolute bound, and relative bound added to it.
         effect: The rounding effect that `PortResult` explains.
+
+    Attributes:
+        violations: Elements outside the bound so far.
     """
 
     def __init__(self, name: str, bound: float, effect: float = 0.0):
@@ -33,13 +41,27 @@ class PortErrors:
         self._max_ulp = 0
         self._worst = (-np.inf, 0, 0)
         self._equal_nans = 0
-        self._violations = 0
+        self.violations = 0
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest absolute difference so far."""
+        return self._max_abs
+
+    def widen(self, effect: float) -> None:
+        """Have a larger rounding effect from now on, and for what was within bounds so far."""
+        if effect > self._effect:
+            excess, step, row = self._worst
+            self._worst = (excess + self._effect - effect, step, row)
+            self._effect = effect
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
         """Measure the next steps, `[T, B, ...]` both."""
         first, self._steps = self._steps, self._steps + expected.shape[0]
+        if not expected.size:
+            return
         is_float = expected.dtype.kind == "f"
-        places = np.nonzero(actual != expected)
+        places = self._of_interest(actual, expected) if is_float else np.nonzero(actual != expected)
         if not places[0].size:
             return
         own, wanted = actual[places], expected[places]
@@ -60,7 +82,7 @@ class PortErrors:
             error = np.maximum(error, 1.0)
         magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
         excess = error - (self._bound + self._bound * magnitude + self._effect if is_float else 0.0)
-        self._violations += int(np.count_nonzero(excess > 0))
+        self.violations += int(np.count_nonzero(excess > 0))
         self._max_abs = max(self._max_abs, float(error.max()))
         relative = error[magnitude > 0] / magnitude[magnitude > 0]
         self._max_rel = max(self._max_rel, float(relative.max(initial=0.0)))
@@ -69,6 +91,42 @@ class PortErrors:
             self._worst = (excess[worst], first + int(places[0][worst]), int(places[1][worst]))
         if is_float:
             self._max_ulp = max(self._max_ulp, _max_ulp(own, wanted))
+
+    def _of_interest(self, actual: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return where a pair of floats may change what was found so far.
+
+        In a run that has gone astray nearly all pairs differ. Few of them are further apart than
+        all before, in any of the measures, and only those need a close look. What is computed here
+        is rounded, so each limit is a little lower than it has to be.
+        """
+        if expected.dtype.itemsize < 4:
+            return np.nonzero(actual != expected)
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+            error = np.subtract(actual, expected)
+            np.abs(error, out=error)
+            largest = float(error.max())
+            # NaN and infinity come through here.
+            if not math.isfinite(largest):
+                return np.nonzero(actual != expected)
+            # Numbers of one sign are at least 2**-24 of the smaller apart, for each one between
+            # them. What is further apart in relation to the reference is so to the smaller, too.
+            smaller = np.abs(actual)
+            np.minimum(smaller, np.abs(expected), out=smaller)
+            smaller *= _lower(min(self._max_rel, self._max_ulp * 2.0**-24))
+            further = error > smaller
+            if largest > _lower(self._max_abs):
+                further |= error > _lower(self._max_abs)
+            limit = min(0.0, self._worst[0]) + self._bound + self._effect
+            limit -= _SLACK * abs(limit)
+            if largest > limit:
+                close = error > _lower(self._bound) * np.abs(expected) + limit
+                further |= close & (error > 0) if limit < 0.0 else close
+            # Of two signs, fewest numbers lie between if both are equally far from zero.
+            half = _lower(2.0 * float(np.asarray(self._max_ulp // 2, np.int32).view(np.float32)))
+            if largest > half:
+                further |= (np.signbit(actual) != np.signbit(expected)) & (error > half)
+        # Far quicker than `nonzero` of several axes.
+        return np.unravel_index(np.flatnonzero(further), further.shape)
 
     def result(self) -> PortResult:
         """Return what was found in all that was added."""
@@ -80,9 +138,13 @@ class PortErrors:
             worst_step=self._worst[1],
             worst_row=self._worst[2],
             equal_nans=self._equal_nans,
-            violations=self._violations,
+            violations=self.violations,
             rounding_effect=self._effect,
         )
+
+
+def _lower(limit: float) -> float:
+    return limit * (1.0 - _SLACK)
 
 
 def measure(

@@ -9,81 +9,95 @@ off, and what becomes of that is no fault of the artefact.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from export.network_copy import NetworkCopy
-from export.trajectory import Trajectory, exported_leaves_names, outputs_of_steps
-from serving.manifest import Manifest
-from serving.parity_record import Comparison
+from export.trajectory import ReferenceRun, reference_step
 
 _UNIT = float(np.finfo(np.float32).eps)
 
 
-def rounding_effects(
-    manifest: Manifest, reference: NetworkCopy, trajectory: Trajectory, forced: Comparison
-) -> dict[str, float]:
-    """Return output → largest distance between the network's run and a disturbed one of it.
-
-    Every float of the carry that a step changes is moved up or down, each element always in the
-    same direction, by the larger of the error that `forced` shows for its port and one unit in the
-    last place. That is the pessimistic case of a rounding error that is always on one side.
+class RoundingEffect:
+    """Runs a network as it is and disturbed, side by side, over a trajectory.
 
     Args:
-        manifest: Ports and trees of the bundle.
-        reference: The network, as `record` takes it.
-        trajectory: Its undisturbed run.
-        forced: The artefact's comparison in which each step starts from the network's carry.
+        run: The network's run over the trajectory.
     """
-    next_names = {port.name: port.next_name for port in manifest.carry_ports}
-    errors = {port.name: port.max_abs_error for port in forced.ports}
-    sizes = [
-        0.0 if leaf.port is None else errors[next_names[leaf.port]]
-        for leaf in manifest.network_carry.leaves
-    ]
 
-    def disturbed(carry: Any, next_carry: Any) -> Any:
-        before, after = jax.tree.leaves(carry), jax.tree.leaves(next_carry)
-        moved = [
-            _moved(old, new, size, seed)
-            for seed, (old, new, size) in enumerate(zip(before, after, sizes, strict=True))
-        ]
-        return jax.tree.unflatten(jax.tree.structure(next_carry), moved)
+    def __init__(self, run: ReferenceRun):
+        self._run = run
+        self._manifest = run.manifest
 
-    expected = trajectory.outputs(manifest)
-    names = [
-        *(port.name for port in manifest.action_ports),
-        *(next_names[name] for name in exported_leaves_names(manifest)),
-        *(port.name for port in manifest.extra_output_ports),
-    ]
-    effects = dict.fromkeys(names, 0.0)
-    run = outputs_of_steps(
-        manifest, reference, trajectory.observations, trajectory.reset, disturbed
-    )
-    for t, outputs in enumerate(run):
-        values = [value for group in outputs for value in group]
-        for name, value in zip(names, values, strict=True):
-            effects[name] = max(effects[name], _distance(np.asarray(value), expected[name][t]))
-    return effects
+    def of(self, step_errors: Mapping[str, float]) -> dict[str, float]:
+        """Return output → largest distance between the two runs.
+
+        Every float of the carry that a step changes is moved up or down, each element always in the
+        same direction, by the larger of the error given for its port and one unit in the last
+        place. That is the pessimistic case of a rounding error always to one side.
+
+        Args:
+            step_errors: Output → largest error of a step that started from the network's carry.
+        """
+        next_names = {port.name: port.next_name for port in self._manifest.carry_ports}
+        ports = [leaf.port for leaf in self._manifest.network_carry.leaves]
+        sizes = [0.0 if port is None else step_errors[next_names[port]] for port in ports]
+        run = self._run
+        carry = run.reference.initialize_state(run.reset.shape[1])
+        actions, leaves, extras = self._distances(sizes, carry, run.observations, run.reset)
+        effects = {next_names[port]: 0.0 for port in ports if port is not None}
+        for port, distance in zip(ports, leaves, strict=True):
+            if port is not None:
+                effects[next_names[port]] = max(effects[next_names[port]], float(distance))
+        for names, distances in (
+            (self._manifest.action_ports, actions),
+            (self._manifest.extra_output_ports, extras),
+        ):
+            pairs = zip(names, distances, strict=True)
+            effects |= {port.name: float(distance) for port, distance in pairs}
+        return effects
+
+    @functools.cached_property
+    def _distances(self) -> Any:
+        """One compiled function for all artefacts: only the sizes differ."""
+        step = functools.partial(reference_step, self._manifest, self._run.reference)
+
+        def run(sizes: list[Any], carry: Any, observations: list[Any], reset: Any) -> Any:
+            def both(pair: Any, given: tuple[list[Any], Any]) -> Any:
+                acted, before, after, extras = jax.vmap(step, (0, None, None))(pair, *given)
+                old, new = jax.tree.leaves(before), jax.tree.leaves(after)
+                moved = [
+                    _second_moved(*leaves, seed)
+                    for seed, leaves in enumerate(zip(old, new, sizes, strict=True))
+                ]
+                distances = jax.tree.map(_distance, (acted, moved, extras))
+                return jax.tree.unflatten(jax.tree.structure(after), moved), distances
+
+            twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry)
+            _, distances = jax.lax.scan(both, twice, (observations, reset))
+            return jax.tree.map(jnp.max, distances)
+
+        return jax.jit(run)
 
 
-def _moved(old: Any, new: Any, size: float, seed: int) -> Any:
-    """Return `new` with the elements disturbed that are not those of `old`."""
+def _second_moved(old: Any, new: Any, size: Any, seed: int) -> Any:
+    """Return the pair `new` with those elements of the second disturbed that `old` had not."""
     # Keys of random streams are no numbers, and counters have no rounding.
     if not jnp.issubdtype(new.dtype, jnp.floating):
         return new
-    directions = np.random.default_rng(seed).choice([-1.0, 1.0], new.shape[1:])
+    directions = np.random.default_rng(seed).choice([-1.0, 1.0], new.shape[2:])
     step = jnp.maximum(jnp.asarray(size, new.dtype), jnp.abs(new) * jnp.asarray(_UNIT, new.dtype))
-    return jnp.where(new == old, new, new + step * jnp.asarray(directions, new.dtype))
+    moved = jnp.where(new == old, new, new + step * jnp.asarray(directions, new.dtype))
+    return jnp.stack([new[0], moved[1]])
 
 
-def _distance(actual: np.ndarray, expected: np.ndarray) -> float:
-    if expected.dtype.kind != "f":
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
+def _distance(pair: Any) -> Any:
+    if not jnp.issubdtype(pair.dtype, jnp.floating):
+        return jnp.zeros((), jnp.float32)
+    distance = jnp.abs(pair[0].astype(jnp.float32) - pair[1].astype(jnp.float32))
     # What is not finite has to be equal, disturbed or not.
-    return float(distance[np.isfinite(distance)].max(initial=0.0))
+    return jnp.max(jnp.where(jnp.isfinite(distance), distance, 0.0), initial=0.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from export.action_scaling import apply_action_values
-from export.carry_conversion import exported_leaves
+from export.carry_conversion import ExportedLayout
 from export.errors import ObservationSpecError
 from export.extra_outputs import choose
 from export.network_copy import NetworkCopy, action_of_output
@@ -24,6 +26,8 @@ from serving.manifest import Manifest
 
 GOLDEN_ROWS = 2
 """Environments of the trajectory that a bundle holds, unless its batch size is fixed."""
+_PIECE_ELEMENTS = 1 << 17
+"""Elements of the largest output in a piece of a run: few enough for a processor's cache."""
 _LARGE = 10.0
 """Size of the large corner case, in standard deviations."""
 
@@ -36,28 +40,8 @@ class Trajectory:
     """One array `[T, B, ...]` per observation leaf, in the manifest's tree order."""
     reset: np.ndarray
     """`[T, B]` bool: the row is reset before the step."""
-    actions: dict[str, np.ndarray]
-    """Action port → `[T, B, ...]`."""
-    next_carry: dict[str, np.ndarray]
-    """Carry port → `[T, B, ...]` after each step, in the exported layout."""
-    extras: dict[str, np.ndarray]
-    """Extra output → `[T, B, ...]`."""
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return self.reset.shape[0]
-
-    @property
-    def batch_size(self) -> int:
-        """Number of rows."""
-        return self.reset.shape[1]
-
-    def outputs(self, manifest: Manifest) -> dict[str, np.ndarray]:
-        """Return all outputs by their tensors' names, `[T, B, ...]`."""
-        next_names = {port.name: port.next_name for port in manifest.carry_ports}
-        carry = {next_names[name]: values for name, values in self.next_carry.items()}
-        return {**self.actions, **carry, **self.extras}
+    outputs: dict[str, np.ndarray]
+    """Tensor name of an action, the next carry or an extra output → `[T, B, ...]`."""
 
 
 def record(
@@ -75,100 +59,106 @@ def record(
         observations: One array `[T, B, ...]` per observation leaf.
         reset: `[T, B]` bool.
     """
-    steps = reset.shape[0]
-    actions = _Rows([port.name for port in manifest.action_ports], steps)
-    carries = _Rows(exported_leaves_names(manifest), steps)
-    extras = _Rows([port.name for port in manifest.extra_output_ports], steps)
-    for t, outputs in enumerate(outputs_of_steps(manifest, reference, observations, reset)):
-        for rows, values in zip((actions, carries, extras), outputs, strict=True):
-            rows.put(t, values)
-    return Trajectory(
-        observations=observations,
-        reset=reset,
-        actions=actions.arrays,
-        next_carry=carries.arrays,
-        extras=extras.arrays,
-    )
+    pieces = list(ReferenceRun(manifest, reference, observations, reset).pieces())
+    outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    return Trajectory(observations, reset, outputs)
 
 
-def outputs_of_steps(
-    manifest: Manifest,
-    reference: NetworkCopy,
-    observations: list[np.ndarray],
-    reset: np.ndarray,
-    disturbed: Callable[[Any, Any], Any] | None = None,
-) -> Iterator[tuple[list[Any], list[Any], list[Any]]]:
-    """Yield actions, carry in the exported layout and extra outputs of each step, in port order.
+class ReferenceRun:
+    """What `record` records, a few steps at a time: a long run never lies in memory whole.
 
     Args:
-        manifest: As `record` takes it, like the next three.
+        manifest: As `record` takes it, like the rest.
         reference: The network.
         observations: What it observes.
         reset: When its rows are reset.
-        disturbed: Returns the carry to go on from, given the carry before a step, after any reset,
-            and the one after it; None to go on from that. Traced by JAX.
     """
 
-    @jax.jit
-    def step(carry: Any, observation: Any, reset_rows: Any) -> Any:
-        carry = jax.tree.map(
-            lambda fresh, old: jnp.where(_like_rows(reset_rows, old), fresh, old),
-            reference.merge().reset_state(carry),
-            carry,
-        )
-        action, next_carry, extras = _stepped(manifest, reference, carry, observation)
-        if disturbed is not None:
-            next_carry = disturbed(carry, next_carry)
-        leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(next_carry)]
-        acted = apply_action_values(
-            jax.tree.leaves(action),
-            manifest.action_ports,
-            manifest.metadata,
-            manifest.applied_to_action,
-        )
-        return acted, next_carry, leaves, extras
+    def __init__(
+        self,
+        manifest: Manifest,
+        reference: NetworkCopy,
+        observations: list[np.ndarray],
+        reset: np.ndarray,
+    ):
+        self.manifest = manifest
+        self.reference = reference
+        self.observations = observations
+        self.reset = reset
+        self._step = jax.jit(functools.partial(reference_step, manifest, reference))
+        self._layout = ExportedLayout(manifest.network_carry)
 
-    carry = reference.initialize_state(reset.shape[1])
-    for t in range(reset.shape[0]):
-        observation = rebuild(manifest.observation, [leaf[t] for leaf in observations])
-        action, carry, leaves, extras = step(carry, observation, reset[t])
-        host = [np.asarray(leaf) for leaf in leaves]
-        yield action, list(exported_leaves(manifest.network_carry, host).values()), extras
+    def pieces(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield output → `[t, B, ...]` for the next few steps.
+
+        Actions come first, then the next carry in the exported layout, then extra outputs.
+        """
+        manifest = self.manifest
+        steps, rows = self.reset.shape
+        ports = [*manifest.action_ports, *manifest.carry_ports, *manifest.extra_output_ports]
+        largest = rows * max(math.prod(port.shape) for port in ports)
+        length = max(1, _PIECE_ELEMENTS // max(1, largest))
+        carry = self.reference.initialize_state(rows)
+        for first in range(0, steps, length):
+            recorded: list[tuple[list[Any], list[Any], list[Any]]] = []
+            for t in range(first, min(first + length, steps)):
+                observed = [leaf[t] for leaf in self.observations]
+                actions, _, carry, extras = self._step(carry, observed, self.reset[t])
+                leaves = [without_key_type(leaf) for leaf in jax.tree.leaves(carry)]
+                recorded.append(jax.tree.map(np.asarray, (actions, leaves, extras)))
+            yield self._by_name(
+                *(zip(*group, strict=True) for group in zip(*recorded, strict=True))
+            )
+
+    def _by_name(self, actions: Any, leaves: Any, extras: Any) -> dict[str, np.ndarray]:
+        manifest, rows = self.manifest, self.reset.shape[1]
+        # The conversion knows rows only, so steps are rows to it.
+        exported = self._layout.of_leaves([np.concatenate(steps) for steps in leaves])
+        pairs = zip(manifest.action_ports, actions, strict=True)
+        piece = {port.name: np.stack(steps) for port, steps in pairs}
+        for port in manifest.carry_ports:
+            piece[port.next_name] = exported[port.name].reshape(-1, rows, *port.shape)
+        pairs = zip(manifest.extra_output_ports, extras, strict=True)
+        return piece | {port.name: np.stack(steps) for port, steps in pairs}
 
 
-def _stepped(
-    manifest: Manifest, reference: NetworkCopy, carry: Any, observation: Any
-) -> tuple[Any, Any, list[Any]]:
-    """Return action, next carry and extra outputs in port order."""
-    if not manifest.extra_outputs:
-        return *reference.step(carry, observation), []
-    output = reference.merge()(carry, observation)
-    chosen = choose(output, manifest.extra_outputs)
-    extras = [jnp.asarray(chosen[port.name][1]) for port in manifest.extra_output_ports]
-    return action_of_output(output), output.next_state, extras
+def reference_step(
+    manifest: Manifest, reference: NetworkCopy, carry: Any, observation: list[Any], reset: Any
+) -> tuple[list[Any], Any, Any, list[Any]]:
+    """Reset rows of the network's carry, then step it. To be traced by JAX.
 
+    Args:
+        manifest: Ports and trees of the bundle.
+        reference: The network, as `record` takes it.
+        carry: The network's, leaves `[B, ...]`.
+        observation: The observation's leaves `[B, ...]`.
+        reset: `[B]` bool.
 
-def exported_leaves_names(manifest: Manifest) -> list[str]:
-    """Return the carry ports in the order in which the network's carry holds them."""
-    ports = [leaf.port for leaf in manifest.network_carry.leaves if leaf.port is not None]
-    return list(dict.fromkeys(ports))
-
-
-class _Rows:
-    """Arrays `[T, ...]` by name, filled step by step; a long recording is in memory only once."""
-
-    def __init__(self, names: list[str], steps: int):
-        self.arrays: dict[str, np.ndarray] = {}
-        self._names = names
-        self._steps = steps
-
-    def put(self, step: int, values: list[Any]) -> None:
-        """Put the arrays of one step, in the order of the names."""
-        for name, value in zip(self._names, values, strict=True):
-            array = np.asarray(value)
-            if name not in self.arrays:
-                self.arrays[name] = np.empty((self._steps, *array.shape), array.dtype)
-            self.arrays[name][step] = array
+    Returns:
+        Actions in port order, the carry after the reset, the carry after the step, extra outputs in
+        port order.
+    """
+    carry = jax.tree.map(
+        lambda fresh, old: jnp.where(_like_rows(reset, old), fresh, old),
+        reference.merge().reset_state(carry),
+        carry,
+    )
+    tree = rebuild(manifest.observation, observation)
+    extras: list[Any] = []
+    if manifest.extra_outputs:
+        output = reference.merge()(carry, tree)
+        chosen = choose(output, manifest.extra_outputs)
+        extras = [jnp.asarray(chosen[port.name][1]) for port in manifest.extra_output_ports]
+        action, next_carry = action_of_output(output), output.next_state
+    else:
+        action, next_carry = reference.step(carry, tree)
+    acted = apply_action_values(
+        jax.tree.leaves(action),
+        manifest.action_ports,
+        manifest.metadata,
+        manifest.applied_to_action,
+    )
+    return acted, carry, next_carry, extras
 
 
 def _like_rows(mask: Any, leaf: Any) -> Any:

@@ -129,6 +129,32 @@ def test_what_is_measured_piece_by_piece_is_what_the_whole_gives():
     assert (whole.worst_step, whole.worst_row, whole.equal_nans) == (place[0], place[1], 1)
 
 
+SPREAD = {
+    "near": lambda draw, e: e * (1.0 + draw.choice([0.0, 1e-7, 1e-5], e.shape)),
+    "elsewhere": lambda draw, e: np.tanh(3.0 * draw.normal(size=e.shape)),
+    "opposite": lambda draw, e: -e,
+    "of any size": lambda draw, e: e * 10.0 ** draw.integers(-40, 30, e.shape),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("effect", [0.0, 1e-3])
+@pytest.mark.parametrize("spread", SPREAD)
+def test_what_is_passed_over_would_have_changed_nothing(spread, effect, dtype):
+    """Each pair alone, in an order in which most are no news, gives what all at once give."""
+    draw = np.random.default_rng(0)
+    for scale in (1.0, 1e-30, 1e3):
+        with np.errstate(over="ignore", under="ignore"):
+            expected = (scale * draw.normal(size=(120, 2, 3))).astype(dtype)
+            actual = SPREAD[spread](draw, expected.astype(np.float64)).astype(dtype)
+        actual[50, 1, 2] = np.nan
+        actual[60, 0], expected[60, 0] = np.inf, np.inf
+        errors = PortErrors("action", 1e-5, effect)
+        for t in range(120):
+            errors.add(actual[t : t + 1], expected[t : t + 1])
+        assert errors.result() == measure("action", actual, expected, 1e-5, effect)
+
+
 def test_long_integers_that_are_equal_as_floats_are_not_equal():
     expected = np.full((2, 1), 2**62, np.int64)
     result = measure("count", expected + 1, expected, 1e-5)

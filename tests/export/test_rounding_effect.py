@@ -10,12 +10,12 @@ from flax import nnx
 from export import export_policy, verify_parity
 from export.network_copy import reference_copy
 from export.port_errors import measure
-from export.rounding_effect import rounding_effects
-from export.trajectory import generate_observations, record, reset_schedule
+from export.rounding_effect import RoundingEffect
+from export.trajectory import ReferenceRun, generate_observations, reset_schedule
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 from serving import read_bundle
 from serving.overview import verdict_on
-from serving.parity_record import Comparison, PortResult, read_parity
+from serving.parity_record import read_parity
 
 OBS = np.zeros(4, np.float32)
 STEPS = 200
@@ -80,14 +80,10 @@ def test_a_network_that_forgets_is_moved_no_further_than_it_is_disturbed(tmp_pat
     bundle = export_policy(network, OBS, tmp_path / "policy", formats=["onnx"])
     manifest, copy = bundle.manifest, reference_copy(network)
     observations = generate_observations(manifest, network, 60, 2)
-    trajectory = record(manifest, copy, observations, reset_schedule(60, 2))
-    effects = {}
+    run = ReferenceRun(manifest, copy, observations, reset_schedule(60, 2))
+    effect, effects = RoundingEffect(run), {}
     for size in (0.0, 1e-3):
-        ports = [
-            PortResult(port.next_name, size, 0, 0, 0, 0, 0, 0) for port in manifest.carry_ports
-        ]
-        forced = Comparison("onnx", "teacher_forced", 2, 1e-5, ports, 0.0, 0.0, [])
-        effects[size] = rounding_effects(manifest, copy, trajectory, forced)
+        effects[size] = effect.of({port.next_name: size for port in manifest.carry_ports})
     name = manifest.carry_ports[0].next_name
     assert 0 < effects[0.0][name] < 1e-6
     assert 1e-3 <= effects[1e-3][name] < 2e-3
