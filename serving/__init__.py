@@ -6,9 +6,17 @@ when a policy asks for it.
 
 from serving.bundle import Bundle, read_bundle
 from serving.bundle_writer import BundleWriter
-from serving.control_loop import ControlLoop, LoopReport
+from serving.control import (
+    ActionGuard,
+    ControlLoop,
+    FaultEvent,
+    FaultPolicy,
+    LoopReport,
+    Stamped,
+)
 from serving.denormals import flush_denormals
 from serving.errors import (
+    ActionError,
     BundleError,
     CarryError,
     LoopError,
@@ -30,6 +38,10 @@ __all__ = [
     "Session",
     "ControlLoop",
     "LoopReport",
+    "FaultPolicy",
+    "ActionGuard",
+    "Stamped",
+    "FaultEvent",
     "self_test",
     "SelfTestReport",
     "PortComparison",
@@ -46,6 +58,7 @@ __all__ = [
     "ObservationError",
     "CarryError",
     "StepError",
+    "ActionError",
     "RuntimeUnavailableError",
     "LoopError",
     "PlantError",

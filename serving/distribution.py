@@ -8,6 +8,7 @@ import math
 _SMALLEST_S = 1e-8
 _RATIO = 1.01
 _LOG_RATIO = math.log(_RATIO)
+_COARSER = 10
 _BINS = 2 + math.ceil(math.log(1e4 / _SMALLEST_S) / _LOG_RATIO)
 
 
@@ -23,8 +24,21 @@ class Percentiles:
     """Median in seconds."""
     p99_s: float
     """99th percentile in seconds."""
+    p999_s: float
+    """99.9th percentile in seconds."""
     max_s: float
     """Largest sample in seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Counts of durations in bins that grow by a tenth, from the smallest seen to the largest."""
+
+    edges_s: list[float]
+    """Limits of the bins in seconds, one more than there are counts; the first bin has the shortest
+    durations down to zero. Empty without samples."""
+    counts: list[int]
+    """Samples in each bin."""
 
 
 class Distribution:
@@ -70,11 +84,27 @@ class Distribution:
         return 0.0
 
     def summary(self) -> Percentiles:
-        """Returns count, mean, median, 99th percentile and maximum."""
+        """Returns count, mean, median, 99th and 99.9th percentile and maximum."""
         return Percentiles(
             count=self._count,
             mean_s=self._sum_s / self._count if self._count else 0.0,
             median_s=self.quantile_s(0.5),
             p99_s=self.quantile_s(0.99),
+            p999_s=self.quantile_s(0.999),
             max_s=self._max_s,
         )
+
+    def histogram(self) -> Histogram:
+        """Returns the counts for a plot, in ten times fewer bins than are kept."""
+        filled = [index for index, count in enumerate(self._bins) if count]
+        if not filled:
+            return Histogram([], [])
+        first, last = filled[0] // _COARSER, filled[-1] // _COARSER
+        counts = [
+            sum(self._bins[place * _COARSER : (place + 1) * _COARSER])
+            for place in range(first, last + 1)
+        ]
+        edges_s = [
+            _SMALLEST_S * _RATIO ** (place * _COARSER - 1) for place in range(first, last + 2)
+        ]
+        return Histogram(edges_s, counts)

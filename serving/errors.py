@@ -48,6 +48,10 @@ class StepError(ServingError):
     """The runtime failed during a step. The carry is as it was before the call."""
 
 
+class ActionError(StepError):
+    """A step gave an action or a carry that is not finite. The carry is as it was before it."""
+
+
 class RuntimeUnavailableError(ServingError):
     """The runtime asked for is unknown, not installed, or its artefact is not in the bundle."""
 
@@ -55,7 +59,7 @@ class RuntimeUnavailableError(ServingError):
 class LoopError(ServingError):
     """A control loop stopped because a callback or the policy failed.
 
-    The exception that stopped it is the `__cause__`.
+    The exception that stopped it is the `__cause__`, if one did.
 
     Attributes:
         report: what the loop had done until then, a `serving.LoopReport`; None when the loop did
@@ -65,6 +69,10 @@ class LoopError(ServingError):
     def __init__(self, message: str, report: Any = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+class RecordError(ServingError):
+    """A flight record cannot be read, or does not belong to the bundle that is to replay it."""
 
 
 class PlantError(ServingError):

@@ -87,7 +87,13 @@ class Policy:
                 f"{self.batch_size} only; use that, or export it with batch_size=None"
             )
         step = self._runtime.bind(rows)
-        return Session(self.bundle, step, batch_size, check_finite=check_finite)
+        return Session(
+            self.bundle,
+            step,
+            batch_size,
+            check_finite=check_finite,
+            runtime=self.runtime_name,
+        )
 
     def __repr__(self) -> str:
         """Names the policy and its runtime."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from serving import tree
 from serving.bundle import Bundle
-from serving.errors import CarryError, ServingError, StepError
+from serving.errors import ActionError, CarryError, ServingError, StepError
 from serving.files import write_atomically
+from serving.finite import all_finite, first_non_finite
 from serving.observation import ObservationWriter
 from serving.runtimes.base import Step
 from serving.tensors import byte_count, check_tensors, decode_tensors, encode_tensors, port_shapes
@@ -28,9 +29,19 @@ class Session:
     """
 
     def __init__(
-        self, bundle: Bundle, step: Step, batch_size: int | None, *, check_finite: bool
+        self,
+        bundle: Bundle,
+        step: Step,
+        batch_size: int | None,
+        *,
+        check_finite: bool,
+        runtime: str = "",
     ) -> None:
         self.manifest = bundle.manifest
+        self.fingerprint = bundle.fingerprint
+        """The bundle's, by which a record of this session knows it again."""
+        self.runtime = runtime
+        """Name of the runtime that steps."""
         self.batch_size = batch_size
         self._rows = 1 if batch_size is None else batch_size
         self._initial = bundle.initial_carry
@@ -38,6 +49,7 @@ class Session:
         self._step = step
         self._lock = threading.Lock()
         self._steps = 0
+        self._carry_changes = 0
         self._observation = ObservationWriter(
             self.manifest, self._views(step.observation), batch_size, check_finite=check_finite
         )
@@ -53,7 +65,12 @@ class Session:
         """Number of steps that have succeeded since the session was made."""
         return self._steps
 
-    def step(self, observation: Any, *, reset: Any = None) -> Any:
+    @property
+    def carry_changes(self) -> int:
+        """How many times the carry was changed by something else than a step: reset or set."""
+        return self._carry_changes
+
+    def step(self, observation: Any, *, reset: Any = None, check_outputs: bool = False) -> Any:
         """Computes the action for an observation and advances the carry.
 
         Blocks for one inference; the GIL is released during most of it. Allocates the action.
@@ -64,6 +81,8 @@ class Session:
                 are converted. Leaves that the action does not depend on may be missing.
             reset: rows to reset before the step, as `reset` takes them; None for none. An artefact
                 with a reset input does that itself.
+            check_outputs: refuse the step if it gives NaN or an infinity, in the action or in a
+                carry that is finite in a fresh environment.
 
         Returns:
             The action in the exported tree, as new arrays.
@@ -72,6 +91,7 @@ class Session:
             ObservationError: naming the leaf that is missing, unexpected, of wrong shape or dtype,
                 or not finite.
             CarryError: if `reset` does not fit the rows.
+            ActionError: if the outputs are checked and one is not finite.
             StepError: if the runtime fails.
         """
         rows = None if reset is None else self._choose(reset)
@@ -80,10 +100,12 @@ class Session:
             before = None if rows is None else self._begin_reset(rows)
             try:
                 self._step.run()
+                if check_outputs:
+                    self._check_outputs()
             except BaseException as error:  # every runtime has its own family of errors
                 for array, values in zip(self._step.carry, before or [], strict=False):
                     array[...] = values
-                if not isinstance(error, Exception):
+                if isinstance(error, ActionError) or not isinstance(error, Exception):
                     raise
                 raise StepError(
                     f"the runtime failed in step {self._steps}: {error}; the carry is unchanged"
@@ -95,7 +117,51 @@ class Session:
             # Nothing after this line can fail, so the carry moves on only with an action returned.
             self._step.advance()
             self._steps += 1
+            if rows is not None:
+                self._carry_changes += 1
             return action
+
+    def _check_outputs(self) -> None:
+        for array, port in zip(self._step.action, self.manifest.action_ports, strict=True):
+            if not all_finite(array):
+                index = first_non_finite(array)
+                raise ActionError(
+                    f"the policy gave {array[index]} for {port.name} at index {list(index)} in "
+                    f"step {self._steps}; the carry is unchanged"
+                )
+        for array, port in zip(self._step.next_carry, self.manifest.carry_ports, strict=True):
+            if not all_finite(array) and np.isfinite(self._initial[port.name]).all():
+                index = first_non_finite(array)
+                raise ActionError(
+                    f"the policy gave {array[index]} for {port.next_name} at index {list(index)} "
+                    f"in step {self._steps}; the carry is unchanged"
+                )
+
+    def copy_into(
+        self,
+        *,
+        carry: Sequence[np.ndarray] = (),
+        observation: Sequence[np.ndarray] = (),
+        action: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Copies carry, last observation and last action into given memory; allocates nothing.
+
+        For recorders. After a step that raised, the observation is as much as was taken of it, and
+        the action what the runtime gave, if it ran.
+
+        Args:
+            carry: arrays [B, ...] for all carry ports in order, or nothing.
+            observation: likewise for the observation ports.
+            action: likewise for the action ports.
+        """
+        with self._lock:
+            for targets, sources in (
+                (carry, self._step.carry),
+                (observation, self._step.observation),
+                (action, self._step.action),
+            ):
+                for target, source in zip(targets, sources, strict=False):
+                    np.copyto(target, source)
 
     @property
     def extra_outputs(self) -> dict[str, np.ndarray]:
@@ -120,6 +186,7 @@ class Session:
         chosen = self._choose(rows)
         with self._lock:
             self._reset_carry(chosen)
+            self._carry_changes += 1
 
     def _reset_carry(self, chosen: Any) -> None:
         for array, port in zip(self._step.carry, self.manifest.carry_ports, strict=True):
@@ -229,6 +296,7 @@ class Session:
         with self._lock:
             for target, port in zip(self._step.carry, ports, strict=True):
                 target[...] = arrays[port.name]
+            self._carry_changes += 1
 
     def _refuse_non_finite(self, name: str, array: np.ndarray, where: str | Path) -> None:
         if array.dtype.kind != "f" or np.isfinite(array).all():

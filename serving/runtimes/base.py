@@ -53,6 +53,11 @@ class Step(abc.ABC):
         """The current carry in port order; the caller may write into the arrays."""
         return self._carries[self._current]
 
+    @property
+    def next_carry(self) -> list[np.ndarray]:
+        """The carry that the last `run` computed, in port order."""
+        return self._carries[self._current ^ 1]
+
     @abc.abstractmethod
     def run(self) -> None:
         """Computes action, extra outputs and the next carry from observation and carry.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from serving import (
+    ActionError,
     BundleWriter,
     CarryError,
     ObservationError,
@@ -540,3 +541,73 @@ def test_one_session_shared_by_threads_takes_every_step_once(policy):
 def test_a_batch_size_that_is_none_is_refused(policy, batch_size):
     with pytest.raises(ServingError, match="batch_size is .*, expected None or an integer above 0"):
         policy.session(batch_size)
+
+
+def overflowing(leaky):
+    observation = leaky.tree(leaky.observe(np.random.default_rng(0), 1), row=0)
+    observation["arm"]["position"] = np.array([3e38, -3e38, 3e38], np.float32)
+    return observation
+
+
+def test_a_step_whose_outputs_are_not_finite_is_refused_if_that_is_checked(bundle_path, leaky):
+    session = load_policy(bundle_path).session()
+    before = session.carry
+    with pytest.raises(ActionError, match=r"gave inf for next_carry.hidden at index \[0, 2\]"):
+        session.step(overflowing(leaky), check_outputs=True)
+    assert session.steps == 0
+    for name, value in session.carry.items():
+        np.testing.assert_array_equal(value, before[name])
+    session.step(overflowing(leaky))
+    assert session.steps == 1 and np.isinf(session.carry["carry.hidden"]).any()
+
+
+def test_an_action_that_is_not_finite_is_refused_with_a_reset_undone(
+    bundle_path, leaky, monkeypatch
+):
+    session = load_policy(bundle_path).session()
+    observation = leaky.tree(leaky.observe(np.random.default_rng(0), 1), row=0)
+    session.step(observation)
+    before = session.carry
+    run = session._step.run
+
+    def spoiled():
+        run()
+        session._step.action[1][0, 1] = np.nan
+
+    monkeypatch.setattr(session._step, "run", spoiled)
+    with pytest.raises(ActionError, match=r"gave nan for action.joints at index \[0, 1\]"):
+        session.step(observation, reset=[0], check_outputs=True)
+    for name, value in session.carry.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_changes_of_the_carry_beside_steps_are_counted(bundle_path, leaky):
+    session = load_policy(bundle_path).session()
+    observation = leaky.tree(leaky.observe(np.random.default_rng(0), 1), row=0)
+    session.step(observation)
+    assert session.carry_changes == 0
+    session.reset()
+    session.carry = session.carry
+    session.step(observation, reset=[0])
+    assert session.carry_changes == 3
+
+
+def test_what_a_step_used_can_be_copied_out_without_allocating(bundle_path, leaky):
+    session = load_policy(bundle_path).session()
+    observed = leaky.observe(np.random.default_rng(0), 1)
+    ports = session.manifest
+    memory = {
+        kind: [np.zeros((1, *port.shape), port.dtype) for port in kind_ports]
+        for kind, kind_ports in (
+            ("carry", ports.carry_ports),
+            ("observation", ports.observation_ports),
+            ("action", ports.action_ports),
+        )
+    }
+    action = session.step(leaky.tree(observed, row=0))
+    session.copy_into(**memory)
+    for port, value in zip(ports.observation_ports, memory["observation"], strict=True):
+        np.testing.assert_array_equal(value, observed[port.name])
+    for port, value in zip(ports.carry_ports, memory["carry"], strict=True):
+        np.testing.assert_array_equal(value[0], session.carry[port.name])
+    np.testing.assert_array_equal(memory["action"][1][0], action["joints"])

@@ -1,6 +1,6 @@
 import pytest
 
-from serving.timing import NextTick, Schedule, next_tick, ticks_within
+from serving.control.timing import NextTick, Schedule, next_tick, ticks_within
 
 SCHEDULE = Schedule(start_s=100.0, period_s=0.02)
 

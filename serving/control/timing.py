@@ -5,6 +5,9 @@ it, so the mean rate does not drift. If the work of a tick ends after the next o
 is skipped, and all others whose time has passed; the loop waits for the first deadline still ahead.
 Two ticks are therefore never closer than their deadlines, whatever happened before: an overrun is
 never made up for by a burst.
+
+The policy may act at every nth tick only. It has a grid of its own then: slot j are the ticks from
+j * n to (j + 1) * n - 1, and the policy acts at the first of them that is run, never twice in one.
 """
 
 from __future__ import annotations
@@ -63,6 +66,63 @@ def next_tick(schedule: Schedule, tick: int, now_s: float) -> NextTick:
     elapsed = (now_s - schedule.start_s) / schedule.period_s
     upcoming = max(tick + 1, math.ceil(elapsed - _ROUNDING))
     return NextTick(upcoming, upcoming - tick - 1)
+
+
+def realigned(schedule: Schedule, tick: int, now_s: float) -> Schedule:
+    """Returns the schedule to go on with before waiting for `tick`.
+
+    A deadline is at most one period ahead when it is chosen. If it is more than two ahead, the
+    clock was set back, and waiting would take as long as it was set back by: the deadlines move.
+
+    >>> realigned(Schedule(start_s=100.0, period_s=1.0), 5, now_s=104.2).start_s
+    100.0
+    >>> realigned(Schedule(start_s=100.0, period_s=1.0), 5, now_s=44.0).start_s
+    40.0
+
+    Args:
+        schedule: the deadlines.
+        tick: the tick to wait for.
+        now_s: the time in seconds of the loop's clock.
+    """
+    if schedule.deadline_s(tick) - now_s <= 2.0 * schedule.period_s:
+        return schedule
+    return Schedule(now_s + schedule.period_s - tick * schedule.period_s, schedule.period_s)
+
+
+def policy_is_due(tick: int, last_tick: int | None, every: int) -> bool:
+    """Returns whether the policy acts at a tick.
+
+    >>> [tick for tick in (0, 1, 2, 3, 5, 6) if policy_is_due(tick, None, 3)]
+    [0, 1, 2, 3, 5, 6]
+    >>> policy_is_due(5, 2, 3), policy_is_due(5, 3, 3)  # ticks 3 to 5 are one slot
+    (True, False)
+
+    Args:
+        tick: the tick being run.
+        last_tick: the tick at which it acted last; None if it has not.
+        every: ticks in a slot.
+    """
+    return last_tick is None or tick // every > last_tick // every
+
+
+def blend(tick: int, began: int, every: int) -> float:
+    """Returns how far the way to the newest action has to be gone at a tick, from 0 to 1.
+
+    The way begins with the action sent last when the newest came, is gone at equal steps, and ends
+    at the last tick of the slot.
+
+    >>> [blend(tick, 10, 5) for tick in range(10, 15)]
+    [0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> blend(14, 14, 5)  # the policy was late, and there is no time left
+    1.0
+
+    Args:
+        tick: the tick being run.
+        began: the tick at which the policy acted.
+        every: ticks in a slot.
+    """
+    end = (began // every + 1) * every
+    return min(1.0, (tick - began + 1) / (end - began))
 
 
 def ticks_within(duration_s: float, rate_hz: float) -> int:
