@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from serving import tree
 from serving.errors import ObservationError
 from serving.manifest import Manifest
+from serving.tree_access import reader
 
 # Kinds of Python numbers that an element type takes without losing their meaning.
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
@@ -42,6 +44,7 @@ class ObservationWriter:
             for index, leaf in enumerate(tree.leaves(self._node))
             if leaf.port is not None
         ]
+        self._written = self._quick_way()
 
     def write(self, observation: Any) -> None:
         """Checks and copies one observation.
@@ -49,11 +52,48 @@ class ObservationWriter:
         Raises:
             ObservationError: naming the leaf; the targets may then be half written.
         """
+        if self._written(observation):
+            return
         values = tree.flatten(
             self._node, observation, error=ObservationError, optional_without_port=True
         )
         for index, name, target in self._leaves:
             self._write_leaf(values[index], name, target)
+
+    def _quick_way(self) -> Callable[[Any], bool]:
+        """Returns a function that copies an observation of arrays that all fit, or returns False.
+
+        That is what happens in a robot's every step, and takes a few microseconds less.
+        """
+        copies = [(index, self._array_copier(target)) for index, _, target in self._leaves]
+        if isinstance(self._node, tree.Leaf) and copies:
+            return copies[0][1]
+        read = reader(self._node)
+
+        def written(observation: Any) -> bool:
+            values: list[Any] = []
+            if not read(observation, values):
+                return False
+            return all(copy(values[index]) for index, copy in copies)
+
+        return written
+
+    def _array_copier(self, target: np.ndarray) -> Callable[[Any], bool]:
+        shape, dtype, size = target.shape, target.dtype, target.size
+        finite = np.empty(shape, np.bool_)
+        finite_anyway = not (self._check_finite and dtype.kind == "f")
+
+        def copied(value: Any) -> bool:
+            if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
+                target[...] = value
+                if finite_anyway:
+                    return True
+                # Counting is twice as fast as `all`.
+                np.isfinite(target, finite)
+                return bool(np.count_nonzero(finite) == size)
+            return False
+
+        return copied
 
     def _write_leaf(self, value: Any, name: str, target: np.ndarray) -> None:
         if isinstance(value, np.ndarray) or _is_foreign_array(value):

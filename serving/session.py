@@ -17,6 +17,7 @@ from serving.finite import all_finite, first_non_finite
 from serving.observation import ObservationWriter
 from serving.runtimes.base import Step
 from serving.tensors import byte_count, check_tensors, decode_tensors, encode_tensors, port_shapes
+from serving.tree_access import copier
 
 _HEADER_BYTES = 1024 * 1024
 
@@ -55,7 +56,8 @@ class Session:
         )
         names = [port.name for port in self.manifest.action_ports]
         views = dict(zip(names, self._views(step.action), strict=True))
-        self._action = [views[str(leaf.port)] for leaf in tree.leaves(self.manifest.action)]
+        leaves = [views[str(leaf.port)] for leaf in tree.leaves(self.manifest.action)]
+        self._copied_action = copier(self.manifest.action, leaves)
         self._extra = self._views(step.extra)
         for array, port in zip(step.carry, self.manifest.carry_ports, strict=True):
             array[...] = self._initial[port.name]
@@ -113,7 +115,7 @@ class Session:
             finally:
                 if rows is not None:
                     self._step.reset[...] = False
-            action = tree.unflatten(self.manifest.action, [view.copy() for view in self._action])
+            action = self._copied_action()
             # Nothing after this line can fail, so the carry moves on only with an action returned.
             self._step.advance()
             self._steps += 1

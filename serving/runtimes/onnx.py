@@ -41,9 +41,12 @@ class OnnxStep(Step):
         self, manifest: Manifest, batch_size: int, session: onnxruntime.InferenceSession
     ) -> None:
         super().__init__(manifest, batch_size)
-        self._run = session.run_with_iobinding
-        self._options = onnxruntime.RunOptions()
-        self._options.log_severity_level = _QUIET
+        # Without the checks of the method around it, which know their answers from the first step
+        # on and take as long as a small network. A version without it is run through that method.
+        inner = getattr(session, "_sess", None)
+        direct = getattr(inner, "run_with_iobinding", None)
+        self._run = direct or session.run_with_iobinding
+        self._is_direct = direct is not None
         bindings = [self._bind(manifest, session)]
         self.advance()
         bindings.append(self._bind(manifest, session))
@@ -52,7 +55,8 @@ class OnnxStep(Step):
 
     def run(self) -> None:
         """Runs the graph on the calling thread; the GIL is released meanwhile."""
-        self._run(self._bindings[self._current], self._options)
+        # No RunOptions: looking into them, some versions raise and catch an error in each run.
+        self._run(self._bindings[self._current], None)
 
     def _bind(self, manifest: Manifest, session: onnxruntime.InferenceSession) -> Any:
         # An OrtValue made from an array on the CPU shares the array's memory.
@@ -62,7 +66,7 @@ class OnnxStep(Step):
             binding.bind_ortvalue_input(name, value(array))
         for name, array in zip(output_ports(manifest), self._outputs(), strict=True):
             binding.bind_ortvalue_output(name, value(array))
-        return binding
+        return binding._iobinding if self._is_direct else binding
 
 
 class ArtefactRuntime(Runtime):
