@@ -8,7 +8,9 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from serving.partials import REPLACED, Partial, sibling
 
@@ -30,9 +32,27 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
         FileExistsError: if there is one and it may not.
         OSError: if the file cannot be written.
     """
+    write_stream_atomically(path, lambda stream: stream.write(data), replace=replace)
+
+
+def write_stream_atomically(
+    path: Path, write: Callable[[BinaryIO], Any], *, replace: bool = True
+) -> None:
+    """As `write_atomically`, for a file that is written piece by piece.
+
+    Args:
+        path: the file.
+        write: writes what it holds afterwards to an open file.
+        replace: whether a file that is there may be replaced, also one that appears meanwhile.
+
+    Raises:
+        FileExistsError: if there is one and it may not.
+        OSError: if the file cannot be written.
+    """
     partial = Partial(path, directory=False)
     try:
-        partial.path.write_bytes(data)
+        with partial.path.open("wb") as stream:
+            write(stream)
         sync(partial.path)
         if replace:
             os.replace(partial.path, path)

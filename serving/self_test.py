@@ -108,7 +108,8 @@ def self_test(
     session = policy.session(rows, check_finite=False)
     actual = replay(session, golden)
     comparisons = [
-        _compare(name, values, golden[name], absolute, relative) for name, values in actual.items()
+        compare_port(name, values, golden[name], absolute, relative)
+        for name, values in actual.items()
     ]
     return SelfTestReport(
         policy=policy.name,
@@ -162,9 +163,10 @@ def outputs_by_port(session: Session, action: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _compare(
+def compare_port(
     name: str, actual: np.ndarray, expected: np.ndarray, absolute: float, relative: float
 ) -> PortComparison:
+    """Compares a tensor over a trajectory, [T, ...], with tolerances as in `self_test`."""
     exact = expected.dtype.kind != "f"
     a, b = actual.astype(np.float64), expected.astype(np.float64)
     same = (actual == expected) | (np.isnan(a) & np.isnan(b))

@@ -33,6 +33,9 @@ _DTYPES = {
     "F64": "<f8",
 }
 
+DTYPE_NAMES = {np.dtype(code).name: name for name, code in _DTYPES.items()}
+"""Name of each element type in a safetensors file, by NumPy's."""
+
 
 def encode_tensors(
     tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None

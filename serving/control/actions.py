@@ -225,6 +225,12 @@ class ActionPath:
         self._sent_leaves = self._safe_leaves
         return self._remember(self._layout.build(self._sent, self._safe_leaves))
 
+    def safe_action(self) -> Any:
+        """Returns the safe action itself, as a new one; None if there is none. Changes nothing."""
+        if self._layout is None or self._safe is None:
+            return self._safe
+        return self._layout.build(self._safe_vector, self._safe_leaves)
+
     def finish_ramp(self) -> None:
         """Makes the next safe action the last one of the ramp."""
         self._ramp_step = self._ramp_steps

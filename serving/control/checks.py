@@ -9,6 +9,8 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
+from serving.control.faults import FaultPolicy
+from serving.control.settings import Watchdog
 from serving.errors import LoopError
 
 
@@ -20,6 +22,25 @@ def checked_step(session: Any) -> Callable[[Any], Any]:
     except (TypeError, ValueError):  # a function of another language does not say
         can_check = False
     return (lambda observation: step(observation, check_outputs=True)) if can_check else step
+
+
+def check_safe_action(there_is_one: bool, faults: FaultPolicy, watchdog: Watchdog | None) -> None:
+    """Checks that there is a safe action wherever one is asked for.
+
+    Raises:
+        LoopError: naming what asks for it.
+    """
+    if there_is_one:
+        return
+    where = "give one with ActionGuard(safe_action=...) or in the bundle's metadata"
+    if kinds := faults.kinds_with("safe"):
+        raise LoopError(
+            f"the reaction to {kinds[0]} is 'safe', but there is no safe action; {where}"
+        )
+    if watchdog is not None and watchdog.emergency is None:
+        raise LoopError(
+            f"the watchdog has neither a safe action nor an emergency function; {where}"
+        )
 
 
 def in_words(error: BaseException) -> str:

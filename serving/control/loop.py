@@ -9,12 +9,25 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from serving.control.actions import ActionGuard, ActionPath
-from serving.control.checks import checked_step, choose_rate, in_words, is_count, is_positive
+from serving.control.checks import (
+    check_safe_action,
+    checked_step,
+    choose_rate,
+    in_words,
+    is_count,
+    is_positive,
+)
 from serving.control.faults import Fault, FaultEvent, FaultPolicy
 from serving.control.observations import Stamped, fresh_value
+from serving.control.realtime import RealTime, real_time
+from serving.control.record_file import STEP_NOT_RUN, STEP_OK, STEP_REFUSED
+from serving.control.recorder import FlightRecorder, Recording
 from serving.control.report import LoopReport
-from serving.control.state import Ended, Limits, Mode, Run
+from serving.control.sending import Sender, send_safe_action_last
+from serving.control.signals import EndingSignals, Interrupted
+from serving.control.state import KIND_BITS, Ended, Limits, Mode, Run
 from serving.control.timing import blend, next_tick, policy_is_due, realigned
+from serving.control.watchdog import Guard, Watchdog
 from serving.denormals import flush_denormals
 from serving.errors import ActionError, LoopError, ObservationError
 
@@ -49,6 +62,11 @@ class ControlLoop:
         max_age_s: oldest observation allowed, in seconds when `read` has returned it.
         actions: scaling, limits and safe action.
         faults: the reaction to each kind of fault.
+        watchdog: acts when a callback or the policy is stuck; None for no watchdog.
+        recorder: keeps the last seconds and writes them to a file after a fault; None for none.
+        real_time: what to ask of the system for the time of a run; None for nothing.
+        handle_signals: end the run in good order on SIGINT and SIGTERM. Possible on the main thread
+            only; the report then says which signal it was.
         clock: returns seconds of a clock that never steps back.
         sleep: waits for a number of seconds; may return early.
     """
@@ -65,6 +83,10 @@ class ControlLoop:
         max_age_s: float | None = None,
         actions: ActionGuard | None = None,
         faults: FaultPolicy | None = None,
+        watchdog: Watchdog | None = None,
+        recorder: FlightRecorder | None = None,
+        real_time: RealTime | None = None,
+        handle_signals: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
@@ -82,14 +104,24 @@ class ControlLoop:
         self._interpolates = between == "interpolate"
         self._max_age_s = max_age_s
         self._read = read
-        self._apply = apply
         self._step = checked_step(session)
-        self._path = ActionPath(session, actions or ActionGuard(), rate_hz=self.rate_hz)
         self._faults = faults or FaultPolicy()
-        if (kinds := self._faults.kinds_with("safe")) and not self._path.has_safe_action:
-            raise LoopError(
-                f"the reaction to {kinds[0]} is 'safe', but there is no safe action; give one with "
-                "ActionGuard(safe_action=...) or in the bundle's metadata"
+        self._path = ActionPath(session, actions or ActionGuard(), rate_hz=self.rate_hz)
+        check_safe_action(self._path.has_safe_action, self._faults, watchdog)
+        self._sender = Sender(
+            apply, self._path, clock=clock, hold_limit_s=self._faults.hold_limit_s
+        )
+        self._watchdog = watchdog
+        self._real_time = real_time
+        self._handles_signals = handle_signals
+        self._recording: Recording | None = None
+        if recorder is not None:
+            self._recording = Recording(
+                recorder,
+                session,
+                rate_hz=self.rate_hz,
+                policy_every=self.policy_every,
+                action_size=self._path.size,
             )
         self._clock = clock
         self._sleep = sleep
@@ -105,6 +137,18 @@ class ControlLoop:
     def stop(self) -> None:
         """Ends the run after the cycle in progress. May be called from anywhere."""
         self._stop.set()
+
+    def dump_record(self) -> None:
+        """Has what is recorded written after the cycle in progress. May be called from anywhere.
+
+        Another thread writes it, and the loop goes on.
+
+        Raises:
+            LoopError: if the loop has no recorder.
+        """
+        if self._recording is None:
+            raise LoopError("there is no record; give the loop a FlightRecorder")
+        self._recording.wanted = True
 
     def run(self, duration_s: float | None = None, steps: int | None = None) -> LoopReport:
         """Runs the loop on the calling thread until the first limit is met or `stop` is called.
@@ -136,26 +180,44 @@ class ControlLoop:
 
     def _run(self, limits: Limits) -> LoopReport:
         run = Run(1.0 / self.rate_hz)
-        self._path.restart()
+        self._sender.restart()
         stopped_by, ended = "interrupt", None
         try:
             with contextlib.ExitStack() as stack:
-                run.tally.denormals_flushed = stack.enter_context(flush_denormals())
+                tally = run.tally
+                tally.denormals_flushed = stack.enter_context(flush_denormals())
+                if self._recording is not None:
+                    # Before the thread becomes real-time, which the one that writes must not be.
+                    self._recording.start(denormals_flushed=tally.denormals_flushed)
+                    stack.callback(self._recording.close, run)
+                tally.settings = stack.enter_context(real_time(self._real_time))
+                if self._watchdog is not None:
+                    run.guard = stack.enter_context(
+                        Guard(
+                            self._watchdog,
+                            self._sender,
+                            clock=self._clock,
+                            period_s=1.0 / self.rate_hz,
+                        )
+                    )
+                if self._handles_signals:
+                    run.signals = stack.enter_context(EndingSignals())
                 run.begin(self._clock())
                 try:
-                    stopped_by = self._cycle_until(limits, run)
+                    try:
+                        stopped_by = self._cycle_until(limits, run)
+                    finally:
+                        if run.signals is not None:
+                            run.signals.disarm()
                 except Ended as end:
                     stopped_by, ended = end.stopped_by, end
+                    run.ended_by = end.fault
+                except Interrupted:
+                    stopped_by = "signal"
                 finally:
-                    self._send_safe_action_last(run)
+                    send_safe_action_last(self._sender, run, self._wait, self._watchdog)
         finally:
-            report = self._report = run.tally.report(
-                stopped_by,
-                now_s=self._clock(),
-                rate_hz=self.rate_hz,
-                policy_every=self.policy_every,
-                rate_limited=self._path.rate_limited,
-            )
+            report = self._report = self._summarize(run, stopped_by)
         if ended is not None and stopped_by == "error":
             raise LoopError(ended.message(report.steps), report) from ended.fault.cause
         return report
@@ -163,23 +225,37 @@ class ControlLoop:
     def _cycle_until(self, limits: Limits, run: Run) -> str:
         while True:
             deadline_s = self._wait(run)
-            if self._stop.is_set():
-                return "stop"
+            if (asked := self._asked_to_end(run)) is not None:
+                return asked
             woken_s = self._clock()
-            self._cycle(run)
-            now_s = self._clock()
-            following = next_tick(run.schedule, run.tick, now_s)
+            try:
+                self._cycle(run)
+            finally:
+                now_s = self._clock()
+                self._sender.beat.enter("idle", now_s)
+                following = next_tick(run.schedule, run.tick, now_s)
+                if following.skipped:
+                    run.fault_bits |= KIND_BITS["overrun"]
+                if self._recording is not None:
+                    self._recording.after_tick(run, deadline_s, woken_s, now_s, self._path.sent)
             run.tally.add_cycle(deadline_s, woken_s, now_s, following.skipped)
             if following.skipped:
                 fault = Fault("overrun", f"a cycle took {1e3 * (now_s - woken_s):.1f} ms")
                 run.override = self._react(run, fault)
-            if self._stop.is_set():
-                return "stop"
+            if self._recording is not None:
+                self._recording.after_cycle(run)
+            if (asked := self._asked_to_end(run)) is not None:
+                return asked
             if limits.steps is not None and run.tally.steps >= limits.steps:
                 return "steps"
             run.tick = following.tick
             if limits.ticks is not None and run.tick >= limits.ticks:
                 return "duration"
+
+    def _asked_to_end(self, run: Run) -> str | None:
+        if run.signals is not None and run.signals.received is not None:
+            return "signal"
+        return "stop" if self._stop.is_set() else None
 
     def _wait(self, run: Run) -> float:
         """Sleeps until the tick is due, and returns when that was."""
@@ -196,6 +272,7 @@ class ControlLoop:
 
     def _cycle(self, run: Run) -> None:
         mode, run.override = run.override, None
+        run.fault_bits = 0
         if mode is None and policy_is_due(run.tick, run.policy_tick, self.policy_every):
             try:
                 mode = self._decide(run)
@@ -203,7 +280,13 @@ class ControlLoop:
                 mode = self._react(run, fault)
         if mode is not None:
             run.mode = mode
-        self._send(run)
+        share = 1.0
+        if self._interpolates:
+            share = blend(run.tick, run.policy_tick or 0, self.policy_every)
+        try:
+            self._sender.send(run, share)
+        except Fault as fault:
+            run.override = self._react(run, fault)
 
     def _decide(self, run: Run) -> Mode:
         """Has the policy choose a new action; returns what to send.
@@ -212,20 +295,31 @@ class ControlLoop:
             Fault: if there is none to be had.
             Ended: if the run is to end.
         """
+        beat = self._sender.beat
+        beat.enter("read", self._clock())
         try:
             given = self._read()
         except Exception as error:
             raise Fault("read_error", in_words(error), error) from error
         before_s = self._clock()
+        beat.enter("idle", before_s)
+        self._sender.complain()
         try:
             observation = fresh_value(given, before_s, self._max_age_s)
         except Fault as fault:
             if (mode := self._react(run, fault)) is not None:
                 return mode
             observation = given.value if isinstance(given, Stamped) else given
+        if self._recording is not None:
+            self._recording.before_step(run.tick, before_s)
+        beat.enter("the policy", before_s)
         action = self._step_policy(observation)
-        run.tally.step_latency.add(self._clock() - before_s)
-        outside = self._path.take(action)
+        after_s = self._clock()
+        beat.enter("idle", after_s)
+        run.tally.step_latency.add(after_s - before_s)
+        if self._recording is not None:
+            self._recording.after_step(STEP_OK)
+        outside = self._sender.take(action)
         run.tally.policy_steps += 1
         run.policy_tick = run.tick
         mode = None
@@ -236,45 +330,15 @@ class ControlLoop:
     def _step_policy(self, observation: Any) -> Any:
         try:
             return self._step(observation)
-        except ObservationError as error:
-            raise Fault("observation_invalid", in_words(error), error) from error
-        except ActionError as error:
-            raise Fault("action_invalid", in_words(error), error) from error
         except Exception as error:
-            raise Fault("policy_error", in_words(error), error) from error
-
-    def _send(self, run: Run) -> None:
-        path = self._path
-        if run.mode == "hold":
-            if self._has_held_long_enough(run):
-                if not path.has_safe_action:
-                    message = f"held for {self._faults.hold_limit_s} s, and there is no safe action"
-                    raise Ended("fault", Fault(run.last_kind, message))
-                run.mode = "safe"
-            elif not path.has_sent:
-                if not path.has_safe_action:
-                    return
-                run.mode = "safe"
-        if run.mode == "follow":
-            run.held_since_s = None
-            share = blend(run.tick, run.policy_tick or 0, self.policy_every)
-            action = path.follow(share if self._interpolates else 1.0)
-        elif run.mode == "hold":
-            run.tally.held += 1
-            action = path.hold()
-        else:
-            run.tally.safe += 1
-            action = path.safe()
-        try:
-            self._apply(action)
-        except Exception as error:
-            run.override = self._react(run, Fault("apply_error", in_words(error), error))
-
-    def _has_held_long_enough(self, run: Run) -> bool:
-        now_s = self._clock()
-        if run.held_since_s is None:
-            run.held_since_s = now_s
-        return now_s - run.held_since_s > self._faults.hold_limit_s
+            self._sender.beat.enter("idle", self._clock())
+            refused = isinstance(error, ActionError)
+            if self._recording is not None:
+                self._recording.after_step(STEP_REFUSED if refused else STEP_NOT_RUN)
+            kind = "action_invalid" if refused else "policy_error"
+            if isinstance(error, ObservationError):
+                kind = "observation_invalid"
+            raise Fault(kind, in_words(error), error) from error
 
     def _react(self, run: Run, fault: Fault) -> Mode | None:
         """Counts a fault and returns what to send because of it; None to go on.
@@ -283,11 +347,13 @@ class ControlLoop:
             Ended: if the run is to end.
         """
         reaction = getattr(self._faults, fault.kind)
+        run.fault_bits |= KIND_BITS[fault.kind]
         if reaction == "continue" and fault.kind in _ORDINARY:
             run.tally.faults.counts[fault.kind] += 1
             return None
         time_s = self._clock() - run.tally.start_s
         run.last_kind = fault.kind
+        run.dump_reason = f"{fault.kind}: {fault}"
         run.tally.faults.add(FaultEvent(fault.kind, reaction, run.tick, time_s, str(fault)))
         if reaction == "stop":
             raise Ended("fault", fault)
@@ -295,27 +361,17 @@ class ControlLoop:
             raise Ended("error", fault)
         return None if reaction == "continue" else reaction
 
-    def _send_safe_action_last(self, run: Run) -> None:
-        """Goes to the safe action, if there is one, and notes how that went."""
-        if not self._path.has_safe_action:
-            return
-        try:
-            self._ramp_down(run)
-            run.tally.safe_action_sent = True
-        except Exception as error:
-            run.tally.safe_action_sent = False
-            run.tally.notes.append(f"the safe action could not be applied: {in_words(error)}")
-
-    def _ramp_down(self, run: Run) -> None:
-        try:
-            while True:
-                self._apply(self._path.safe())
-                if self._path.ramp_is_done:
-                    return
-                run.tick = next_tick(run.schedule, run.tick, self._clock()).tick
-                self._wait(run)
-        except KeyboardInterrupt:
-            # Someone is in a hurry, but the safe action is still the last one.
-            self._path.finish_ramp()
-            self._apply(self._path.safe())
-            raise
+    def _summarize(self, run: Run, stopped_by: str) -> LoopReport:
+        tally = run.tally
+        if run.signals is not None:
+            tally.signal = run.signals.name
+        if run.guard is not None:
+            tally.watchdog_acts = run.guard.acts
+            tally.notes += run.guard.notes
+        return tally.report(
+            stopped_by,
+            now_s=self._clock(),
+            rate_hz=self.rate_hz,
+            policy_every=self.policy_every,
+            rate_limited=self._path.rate_limited,
+        )

@@ -58,6 +58,8 @@ class LoopReport:
     """The first and the last faults."""
     safe_action_sent: bool | None
     """Whether the safe action was the last one sent; None if there is none."""
+    watchdog_acts: int = 0
+    """How often the watchdog found a callback or the policy stuck."""
     signal: str | None = None
     """Name of the signal that ended the run, if one did."""
     settings: list[str] = dataclasses.field(default_factory=list)
@@ -87,6 +89,7 @@ class Tally:
         self.jitter = Distribution()
         self.faults = FaultLog()
         self.signal: str | None = None
+        self.watchdog_acts = 0
         self.safe_action_sent: bool | None = None
         self.denormals_flushed = False
         self.settings: list[str] = []
@@ -142,6 +145,7 @@ class Tally:
             faults=dict(self.faults.counts),
             fault_events=self.faults.events(),
             safe_action_sent=self.safe_action_sent,
+            watchdog_acts=self.watchdog_acts,
             signal=self.signal,
             settings=list(self.settings),
             records=list(self.records),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from serving.control.faults import Fault
+from serving.control.faults import KINDS, Fault
 from serving.control.report import Tally
 from serving.control.timing import Schedule, ticks_within
 
@@ -15,6 +15,10 @@ FAILED = {
     "action_invalid": "the policy",
     "apply_error": "apply",
 }
+KIND_BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
+"""What stands for each kind of fault in a record."""
+MODE_NUMBERS = {"follow": 0, "hold": 1, "safe": 2}
+
 Mode = Literal["follow", "hold", "safe"]
 
 
@@ -33,6 +37,15 @@ class Run:
         self.override: Mode | None = None
         """What the next cycle sends in place of asking the policy."""
         self.last_kind: Any = "read_error"
+        self.fault_bits = 0
+        """Kinds of fault in this cycle, a bit for each."""
+        self.dump_reason: str | None = None
+        """The fault of this cycle for which the record is worth keeping."""
+        self.in_fault = False
+        """Whether the record was handed over for a fault that has not ended since."""
+        self.ended_by: Fault | None = None
+        self.guard: Any = None
+        self.signals: Any = None
 
     def begin(self, now_s: float) -> None:
         self.tally.start_s = now_s

@@ -1,5 +1,12 @@
 """A robot, a session and a clock for control loops that wait for nothing."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from serving import ActionGuard, ControlLoop, Session
+
 
 class Clock:
     """Time that passes only when someone sleeps or works."""
@@ -46,3 +53,62 @@ class Doubler:
     def step(self, observation: int) -> int:
         self.clock.now_s += 0.002
         return 2 * observation
+
+
+SAFE = {"gripper": np.float32(-1.0), "joints": np.zeros(3, np.float32)}
+
+
+class Rig:
+    """A real session between a scripted robot's callables, on a clock that waits for nothing."""
+
+    def __init__(self, session: Session, clock: Clock, observations: list[Any]) -> None:
+        self.session = session
+        self.clock = clock
+        self.stream: Iterator[Any] = iter(observations)
+        self.applied: list[Any] = []
+        self.carries: list[np.ndarray] = [self.hidden()]
+
+    def hidden(self) -> np.ndarray:
+        return self.session.carry["carry.hidden"]
+
+    def read(self) -> Any:
+        self.clock.now_s += 0.001
+        value = next(self.stream)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def apply(self, action: Any) -> None:
+        self.clock.now_s += 0.001
+        self.applied.append(action)
+        self.carries.append(self.hidden())
+
+    def loop(self, **change: Any) -> ControlLoop:
+        parts = {"read": self.read, "apply": self.apply, **change}
+        parts.setdefault("actions", ActionGuard(safe_action=SAFE))
+        return ControlLoop(self.session, **parts, clock=self.clock, sleep=self.clock.sleep)
+
+    def last_is_safe(self) -> bool:
+        last = self.applied[-1]
+        return last["gripper"] == -1.0 and not last["joints"].any()
+
+    def carry_is_that_of(self, action: int) -> bool:
+        """Whether the carry is as it was when the given action, from zero, was applied."""
+        return np.array_equal(self.hidden(), self.carries[action + 1])
+
+
+def with_nan(observation: Any) -> Any:
+    position = observation["arm"]["position"].copy()
+    position[1] = np.nan
+    return {**observation, "arm": {**observation["arm"], "position": position}}
+
+
+def too_wide(observation: Any) -> Any:
+    arm = {**observation["arm"], "position": np.zeros(4, np.float32)}
+    return {**observation, "arm": arm}
+
+
+def making_nan(observation: Any) -> Any:
+    """An observation of finite numbers under which the leaky state overflows."""
+    position = np.array([3e38, -3e38, 3e38], np.float32)
+    return {**observation, "arm": {**observation["arm"], "position": position}}

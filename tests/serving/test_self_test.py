@@ -99,8 +99,8 @@ def test_tolerances_can_be_chosen(bundle_path, leaky, tmp_path):
 
 
 def test_large_integers_are_compared_exactly():
-    from serving.self_test import _compare
+    from serving.self_test import compare_port
 
     expected = np.array([[2**62]], np.int64)
-    comparison = _compare("n", expected + 1, expected, 1.0, 1.0)
+    comparison = compare_port("n", expected + 1, expected, 1.0, 1.0)
     assert not comparison.passed and comparison.worst_step == 0

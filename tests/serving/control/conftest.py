@@ -1,9 +1,12 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from loop_doubles import Clock, Robot
+from loop_doubles import Clock, Rig, Robot
+
+from serving import load_policy
 
 
 @pytest.fixture
@@ -25,3 +28,9 @@ def observations(leaky: Any) -> Callable[[int], list[Any]]:
         return [leaky.tree(leaky.observe(rng, 1), row=0) for _ in range(count)]
 
     return make
+
+
+@pytest.fixture
+def make_rig(bundle_path: Path, clock: Clock) -> Callable[[list[Any]], Rig]:
+    policy = load_policy(bundle_path)
+    return lambda observations: Rig(policy.session(), clock, observations)
