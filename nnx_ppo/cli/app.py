@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("say in what two bundles differ", "serving"),
     "selftest": ("replay a bundle's golden trajectory here", "serving"),
     "run": ("run a bundle in a control loop", "serving"),
+    "replay": ("run a flight record again and compare", "serving"),
     "bench": ("time one control step in every runtime", "serving"),
     "simulate": ("serve a built-in environment as a plant", "train"),
     "demo": ("the whole path, from training to a control loop", "export"),
