@@ -10,8 +10,8 @@ import numpy as np
 def all_finite(array: np.ndarray) -> bool:
     """Returns whether an array holds neither NaN nor an infinity; integers never do.
 
-    A sum of squares is finite only if every term is, and costs a third of asking each element. Of
-    elements so large that their squares overflow, each is asked.
+    A sum of squares is finite only if every term is, and costs less than half of asking each
+    element. Of elements so large that their squares overflow, each is asked.
 
     >>> all_finite(np.array([1.0, 2.0])), all_finite(np.array([1.0, np.nan]))
     (True, False)

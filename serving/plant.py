@@ -50,7 +50,8 @@ class RemotePlant:
 
     Args:
         address: "tcp://host:port" or "unix:///path".
-        on_episode: called by `read` when the observation begins an episode, the first included.
+        on_episode: called by `read` when an episode has begun since the last `read`, the first
+            included.
         timeout_s: longest wait for an answer; a simulator may compile in its first step.
     """
 
@@ -70,6 +71,7 @@ class RemotePlant:
         self._summary: dict[str, Any] | None = None
         self._observation: Any = None
         self._pending = False
+        self._unannounced = False
         self._closed = False
         self._connection = _connect(address, timeout_s)
         try:
@@ -90,7 +92,9 @@ class RemotePlant:
         """
         if self._pending:
             self._receive()
-            if self.episode_began and self._on_episode is not None:
+        if self._unannounced:
+            self._unannounced = False
+            if self._on_episode is not None:
                 self._on_episode()
         return self._observation
 
@@ -158,6 +162,8 @@ class RemotePlant:
         self._observation = message["observation"]
         self.reward = float(message["reward"])
         self.episode_began = bool(message["began"])
+        # Several actions may be sent between two reads; the beginning is news until then.
+        self._unannounced |= self.episode_began
 
     def _request(self, message: dict[str, Any]) -> None:
         self._check_open()

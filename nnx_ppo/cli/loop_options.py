@@ -45,12 +45,6 @@ def add_loop_options(parser: argparse.ArgumentParser) -> None:
         "--ramp-s", type=float, default=0.0, help="seconds for the way to the safe action [0]"
     )
     faults.add_argument(
-        "--watchdog-s",
-        type=float,
-        metavar="SECONDS",
-        help="send the safe action when a call has taken this long [no watchdog]",
-    )
-    faults.add_argument(
         "--record",
         type=Path,
         metavar="DIR",
@@ -84,7 +78,7 @@ def loop_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         CommandError: If a fault or reaction is unknown.
         serving.LoopError: If a value is out of its range.
     """
-    from serving import ActionGuard, FlightRecorder, RealTime, Watchdog
+    from serving import ActionGuard, FlightRecorder, RealTime
 
     settings: dict[str, Any] = {
         "policy_every": arguments.policy_every,
@@ -93,8 +87,6 @@ def loop_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "faults": _fault_policy(arguments.on),
         "handle_signals": True,
     }
-    if arguments.watchdog_s is not None:
-        settings["watchdog"] = Watchdog(arguments.watchdog_s)
     if arguments.record is not None:
         settings["recorder"] = FlightRecorder(
             arguments.record, seconds=arguments.record_s, at_end=arguments.record_always

@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   nnx-ppo run policy/ --duration-s 10
   nnx-ppo run policy/ --rate-hz 100 --duration-s 10 --plant unix:///tmp/plant --miss-budget 0.01
   nnx-ppo run policy/ --rate-hz 500 --policy-every 10 --between interpolate
-  nnx-ppo run policy/ --record records/ --watchdog-s 0.1 --on read_error=hold --on overrun=safe
+  nnx-ppo run policy/ --record records/ --on read_error=hold --on overrun=safe
 """
 
 # None of these belongs in a process that acts on a robot.

@@ -80,7 +80,9 @@ class ActionLayout:
             leaves = tree.flatten(self._node, action, root="action")
             for leaf, place, shape in zip(leaves, self._places, self._shapes, strict=True):
                 if place is not None:
-                    vector[place] = np.broadcast_to(leaf, shape).reshape(-1)
+                    if not (isinstance(leaf, np.ndarray) and leaf.shape == shape):
+                        leaf = np.broadcast_to(leaf, shape)
+                    vector[place] = leaf.reshape(-1)
         except (TreeError, ValueError, TypeError) as error:
             raise LoopError(
                 f"the action does not have the structure of the policy's: {error}"

@@ -114,7 +114,7 @@ def test_run_writes_a_record_and_takes_the_guards(
         (["--on", "overrun=panic"], "the reactions to overrun are continue, hold"),
         (["--on", "weather=stop"], "the kinds of fault are read_error"),
         (["--record-always"], "needs --record DIR"),
-        (["--watchdog-s", "0.1"], "neither a safe action nor an emergency function"),
+        (["--on", "read_error=safe"], "there is no safe action"),
         (["--cpus", "two"], "no list of numbers"),
         (["--policy-every", "0"], "policy_every is 0"),
     ],

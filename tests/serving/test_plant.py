@@ -98,6 +98,20 @@ def test_reading_twice_gives_the_same_observation_and_actions_unread_are_stepped
     assert server.summary is not None and server.summary.closed
 
 
+def test_an_episode_that_begins_between_two_reads_is_told_once():
+    server, began = Server(), []
+    with RemotePlant(server.address, on_episode=lambda: began.append(plant)) as plant:
+        plant.read()
+        assert len(began) == 1
+        for _ in range(7):  # the fifth ends the episode
+            plant.apply({"push": 1.0})
+        assert float(plant.read()["time"]) == 2.0 and len(began) == 2
+        plant.apply({"push": 1.0})
+        plant.read()
+        assert len(began) == 2
+    server.join()
+
+
 def test_a_unix_socket_serves_too_and_is_removed(tmp_path):
     server = Server(f"unix://{tmp_path}/plant")
     with RemotePlant(server.address) as plant:
