@@ -180,6 +180,7 @@ class ControlLoop:
 
     def _run(self, limits: Limits) -> LoopReport:
         run = Run(1.0 / self.rate_hz)
+        run.begin(self._clock())
         self._sender.restart()
         stopped_by, ended = "interrupt", None
         try:

@@ -13,6 +13,9 @@ from serving.control.settings import Watchdog
 from serving.control.state import Ended, Run
 from serving.control.timing import next_tick
 
+PATIENCE_S = 1.0
+"""How long the control thread waits for the watchdog to be done with `apply`."""
+
 
 class Beat:
     """Where the control thread is; written by it, read by the watchdog.
@@ -56,8 +59,6 @@ class Sender:
         self._clock = self.now_s = clock
         self._hold_limit_s = hold_limit_s
         self._lock = threading.Lock()
-        self.patience_s = 1.0
-        """How long the control thread waits for the watchdog to be done with `apply`."""
 
     def restart(self) -> None:
         """Forgets what was sent: a new run begins."""
@@ -70,8 +71,11 @@ class Sender:
         Raises:
             Fault: if the action is not finite.
         """
-        with self._lock:
+        self._acquire()
+        try:
             return self.path.take(action)
+        finally:
+            self._lock.release()
 
     def complain(self) -> None:
         """Notices that the watchdog has acted while the control thread was stuck.
@@ -80,8 +84,11 @@ class Sender:
             Fault: if it has.
         """
         if self.taken_over is not None:
-            with self._lock:  # after it is done
+            self._acquire()  # after it is done
+            try:
                 self._complain_if_taken_over()
+            finally:
+                self._lock.release()
 
     def send(self, run: Run, share: float) -> None:
         """Sends what the run's mode asks for.
@@ -126,13 +133,16 @@ class Sender:
             self._lock.release()
             self.beat.enter("idle", self._clock())
 
-    def take_over(self, phase: str, number: int, emergency: Callable[[Any], Any] | None) -> None:
+    def take_over(self, phase: str, number: int, emergency: Callable[[Any], Any] | None) -> bool:
         """For the watchdog: sends the safe action in place of a control thread that is stuck.
 
         Args:
             phase: where it is stuck.
             number: of that phase; nothing is done if it has gone on meanwhile.
             emergency: the way to send; None for `apply`, where the control thread is not in it.
+
+        Returns:
+            Whether it was still stuck there.
 
         Raises:
             Exception: what the function used raises.
@@ -142,15 +152,21 @@ class Sender:
             self.taken_over = phase
             if emergency is not None:
                 emergency(self.path.safe_action())
-            return
-        with self._lock:
+            return True
+        # Whoever holds the lock is about to send: not stuck there, or soon stuck in another phase.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             if self.beat.state[0] != number:
-                return
+                return False
             self.taken_over = phase
             if emergency is not None:
                 emergency(self.path.safe_action())
             else:
                 self._apply(self.path.safe())
+            return True
+        finally:
+            self._lock.release()
 
     def _call_apply(self, action: Any) -> None:
         self.beat.enter("apply", self._clock())
@@ -160,7 +176,7 @@ class Sender:
             raise Fault("apply_error", in_words(error), error) from error
 
     def _acquire(self) -> None:
-        if not self._lock.acquire(timeout=self.patience_s):
+        if not self._lock.acquire(timeout=PATIENCE_S):
             raise Fault("apply_error", "the watchdog is stuck in apply")
 
     def _complain_if_taken_over(self) -> None:

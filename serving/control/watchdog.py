@@ -82,20 +82,21 @@ class Guard:
 
     def _act(self, number: int, phase: str) -> None:
         first = number != self._handled
-        self._handled = number
-        self.acts += first
+        emergency = self._settings.emergency
+        if emergency is not None and not first:
+            return
         try:
-            if self._settings.emergency is not None:
-                if first:
-                    self._sender.take_over(phase, number, self._settings.emergency)
-            elif phase != "apply":
-                self._sender.take_over(phase, number, None)
-            elif first:
-                self._sender.taken_over = phase
-                self.notes.append(
-                    "apply was blocked, and the watchdog has no other way to the robot; give it an "
-                    "emergency function"
-                )
+            acted = self._sender.take_over(phase, number, emergency)
         except Exception as error:  # whatever the robot's driver raises: the run's report says it
+            acted = True
             if first:
                 self.notes.append(f"the watchdog could not act: {type(error).__name__}: {error}")
+        if not (acted and first):
+            return
+        self._handled = number
+        self.acts += 1
+        if phase == "apply" and emergency is None:
+            self.notes.append(
+                "apply was blocked, and the watchdog has no other way to the robot; give it an "
+                "emergency function"
+            )

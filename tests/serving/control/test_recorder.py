@@ -1,5 +1,6 @@
 """What was recorded of a run, and replaying it."""
 
+import collections
 import json
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import safetensors.numpy
 from loop_doubles import Doubler, making_nan, with_nan
 
 from serving import (
+    ActionGuard,
     ControlLoop,
     FaultPolicy,
     FlightRecorder,
@@ -266,6 +268,34 @@ def test_files_that_are_no_record_of_the_bundle_are_refused_with_the_reason(
         replay_record(load_policy(own_bundle), read_record(good))
     with pytest.raises(RecordError, match="tolerance is -1"):
         replay_record(policy, read_record(good), tolerance=-1.0)
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one(make_rig, observations, tmp_path):
+    import tracemalloc
+
+    observation = observations(1)[0]
+    rig = make_rig([])
+    rig.clock.slept_s = collections.deque(maxlen=1)
+    guard = ActionGuard(high=2.0, rate_limit_per_s=10.0, safe_action=-1.0)
+    loop = rig.loop(
+        read=lambda: observation,
+        apply=lambda action: None,
+        actions=guard,
+        recorder=FlightRecorder(tmp_path, seconds=2.0),
+        policy_every=2,
+        between="interpolate",
+    )
+    loop.run(steps=200)
+    tracemalloc.start()
+    try:
+        loop.run(steps=100)
+        short = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        loop.run(steps=1000)
+        long = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert long < short + 20_000
 
 
 def test_a_record_of_one_runtime_is_replayed_by_the_others(graph_bundle, tmp_path, clock):

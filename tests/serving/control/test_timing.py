@@ -1,6 +1,14 @@
 import pytest
 
-from serving.control.timing import NextTick, Schedule, next_tick, ticks_within
+from serving.control.timing import (
+    NextTick,
+    Schedule,
+    blend,
+    next_tick,
+    policy_is_due,
+    realigned,
+    ticks_within,
+)
 
 SCHEDULE = Schedule(start_s=100.0, period_s=0.02)
 
@@ -52,3 +60,31 @@ def test_two_ticks_are_never_closer_than_a_period_whatever_the_work_takes():
 )
 def test_a_duration_holds_the_ticks_that_are_due_within_it(duration_s, rate_hz, expected):
     assert ticks_within(duration_s, rate_hz) == expected
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 10])
+def test_the_policy_acts_once_in_each_slot_that_has_a_tick_whatever_the_work_takes(every):
+    import numpy as np
+
+    rng = np.random.default_rng(every)
+    schedule = Schedule(start_s=50.0, period_s=0.002)
+    tick, last, acted, ran = 0, None, [], []
+    for work_s in rng.exponential(0.003, 3000):
+        ran.append(tick)
+        if policy_is_due(tick, last, every):
+            last = tick
+            acted.append(tick)
+        share = blend(tick, acted[-1], every)
+        assert 0.0 < share <= 1.0
+        assert share == 1.0 or (tick + 1) % every
+        tick = next_tick(schedule, tick, schedule.deadline_s(tick) + work_s).tick
+    slots = [tick // every for tick in acted]
+    assert slots == sorted(set(slots)) == sorted({tick // every for tick in ran})
+
+
+def test_only_a_clock_that_was_set_back_moves_the_deadlines():
+    for late_s in (0.0, 0.019, 0.5, 1e6):
+        assert realigned(SCHEDULE, 10, SCHEDULE.deadline_s(9) + late_s) is SCHEDULE
+    moved = realigned(SCHEDULE, 10, now_s=1.0)
+    assert moved.deadline_s(10) == pytest.approx(1.02)
+    assert moved.period_s == SCHEDULE.period_s

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from serving import ActionGuard, ControlLoop, FaultPolicy, LoopError, Watchdog
+from serving.control import sending
+from serving.control.actions import ActionPath
 
-TIMEOUT_S = 0.05
+TIMEOUT_S = 0.25
 
 
 class Stuck:
@@ -52,7 +54,14 @@ class Stuck:
         self.emergencies.append((threading.current_thread().name, action))
         self.released.set()
 
-    def loop(self, *, emergency: bool = False, ramp_s: float = 0.0, **faults) -> ControlLoop:
+    def loop(
+        self,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        emergency: bool = False,
+        ramp_s: float = 0.0,
+        **faults,
+    ) -> ControlLoop:
         return ControlLoop(
             self,
             self.read,
@@ -60,7 +69,7 @@ class Stuck:
             rate_hz=200.0,
             actions=ActionGuard(safe_action=0.0, ramp_s=ramp_s),
             faults=FaultPolicy(**faults),
-            watchdog=Watchdog(TIMEOUT_S, self.emergency if emergency else None),
+            watchdog=Watchdog(timeout_s, self.emergency if emergency else None),
         )
 
 
@@ -140,10 +149,44 @@ def test_a_loop_that_was_blocked_can_go_on(reaction):
 
 def test_a_loop_in_time_never_meets_the_watchdog():
     robot = Stuck("nowhere")
-    report = robot.loop().run(steps=50)
+    report = robot.loop(timeout_s=30.0).run(steps=50)
     assert report.watchdog_acts == 0 and report.faults["blocked"] == 0
     assert np.array([action for _, action in robot.applied[:-1]]).tolist() == list(range(2, 52))
     assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+
+
+def test_a_watchdog_stuck_in_apply_does_not_stop_the_control_thread_from_ending(monkeypatch):
+    monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
+    robot, ended = Stuck("read"), threading.Event()
+    apply = robot.apply
+
+    def stuck_there(action):
+        if threading.current_thread().name == "watchdog":
+            robot.released.set()
+            assert ended.wait(30.0)
+        else:
+            apply(action)
+
+    robot.apply = stuck_there
+    with pytest.raises(LoopError, match="the watchdog is stuck in apply") as raised:
+        loop = robot.loop()
+        threading.Timer(1.0, ended.set).start()
+        loop.run(steps=10)
+    ended.set()
+    assert raised.value.report.safe_action_sent is False
+    assert robot.steps == 2
+
+
+def test_the_watchdog_does_not_wait_for_a_thread_that_is_about_to_send(clock, robot):
+    path = ActionPath(object(), ActionGuard(safe_action=0.0), rate_hz=1.0)
+    sender = sending.Sender(robot.apply, path, clock=clock, hold_limit_s=1.0)
+    number = sender.beat.state[0]
+    with sender._lock:
+        assert sender.take_over("read", number, None) is False
+    assert sender.take_over("read", number + 1, None) is False
+    assert robot.applied == [] and sender.taken_over is None
+    assert sender.take_over("read", number, None) is True
+    assert robot.applied == [0.0] and sender.taken_over == "read"
 
 
 def test_a_watchdog_that_could_send_nothing_is_refused(types_unchecked):
