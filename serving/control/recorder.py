@@ -5,9 +5,10 @@ observation as the policy took it, action as it gave it) and one of ticks (what 
 what went wrong). Recording copies into them and allocates nothing.
 
 The control thread never touches the disk. To write while the run goes on it exchanges the rings for
-a second pair, which takes no longer than four assignments, and a thread of its own writes the first
-pair; the record after that one begins where it ended. While that thread is busy no other record is
-begun. What is in memory when a fault has ended the run is written after the safe action was sent.
+a second pair and describes the faults so far, a fraction of a millisecond in all, and a thread of
+its own writes the first pair; the record after that one begins where it ended. While that thread is
+busy no other record is begun. What is in memory when a fault has ended the run is written after the
+safe action was sent.
 """
 
 from __future__ import annotations
