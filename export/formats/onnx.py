@@ -43,12 +43,27 @@ def convert(step: Step, opset: int = HIGHEST_OPSET) -> onnx.ModelProto:
         ExportError: The result does not pass ONNX's full check, uses anything beyond it, or is not
             run by ONNX Runtime.
     """
+    model = _with_port_names(_from_tensorflow(step, opset, Lowering), step)
+    restore_rounding(model.graph)
+    use_relu(model)
+    fuse_layers(model)
+    make_canonical(model)
+    _check(model)
+    return model
 
+
+def operations(step: Step, lowering: type[Lowering]) -> list[tuple[str, str]]:
+    """Return type and name of each operation, as another `lowering` names them."""
+    model = _from_tensorflow(step, HIGHEST_OPSET, lowering)
+    return [(node.op_type, node.name) for node in model.graph.node]
+
+
+def _from_tensorflow(step: Step, opset: int, lowering: type[Lowering]) -> onnx.ModelProto:
     def positional(*inputs: Any) -> tuple[Any, ...]:
         batch: Any = step.batch_size
         if batch is None:
             batch = tf.shape(inputs[0])[0]
-        outputs = Lowering(batch, product=_unfused_product).run_step(step.portable, inputs)
+        outputs = lowering(batch, product=_unfused_product).run_step(step.portable, inputs)
         return tuple(tf.identity(value) for value in outputs)
 
     function = tf.function(
@@ -61,12 +76,6 @@ def convert(step: Step, opset: int = HIGHEST_OPSET) -> onnx.ModelProto:
             opset=opset,
             custom_op_handlers=HANDLERS,
         )
-    model = _with_port_names(model, step)
-    restore_rounding(model.graph)
-    use_relu(model)
-    fuse_layers(model)
-    make_canonical(model)
-    _check(model)
     return model
 
 
@@ -179,7 +188,8 @@ def _rename(graph: onnx.GraphProto, new_names: Mapping[str, str]) -> None:
             for value in [*body.input, *body.output, *body.value_info]:
                 value.name = new_names.get(value.name, _free(value.name, taken))
     for initializer in graph.initializer:
-        initializer.name = _free(initializer.name, taken)
+        # An output that is constant in a step of fixed batch has no node, only a value.
+        initializer.name = new_names.get(initializer.name, _free(initializer.name, taken))
 
 
 def _free(name: str, taken: set[str]) -> str:

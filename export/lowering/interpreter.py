@@ -121,8 +121,8 @@ class Lowering:
 
     def exact_shape(self, sizes: Sequence[Any]) -> Any:
         """Return a shape with every dimension known: a list of ints or an int32 tensor."""
-        if is_static_shape(sizes):
-            return [int(size) for size in sizes]
+        if is_static_shape(sizes) or isinstance(self.batch, int):
+            return [int(self.dimension(size)) for size in sizes]
         return tf.stack([tf.cast(self.dimension(size), tf.int32) for size in sizes])
 
     def full(self, value: Any, aval: Any) -> Any:
@@ -130,17 +130,17 @@ class Lowering:
         shape = tuple(aval.shape)
         if value.shape.rank == len(shape):
             own = value.shape.as_list()
-            if all(o != 1 or _is_one(size) for o, size in zip(own, shape, strict=True)):
+            if all(o != 1 or self._is_one(size) for o, size in zip(own, shape, strict=True)):
                 return value
         return tf.broadcast_to(value, self.exact_shape(shape))
+
+    def _is_one(self, size: Any) -> bool:
+        known = isinstance(size, int | np.integer) or isinstance(self.batch, int)
+        return known and int(self.dimension(size)) == 1
 
 
 def _is_complex(atom: Any) -> bool:
     return "complex" in str(getattr(atom.aval, "dtype", ""))
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and int(size) == 1
 
 
 def _evaluate(size: Any, batch: Any) -> Any:
