@@ -26,7 +26,7 @@ def count_operations_of_artefacts(
         directory: The bundle under construction.
         artefacts: What has been written there.
     """
-    counters = {"onnx": _onnx, "saved_model": _saved_model, "stablehlo": _stablehlo}
+    counters = {"onnx": _onnx, "saved_model": _saved_model, "stablehlo": _stablehlo, "c": _c}
     return {
         key: _ordered(counters[artefact.format](directory / artefact.entry))
         for key, artefact in artefacts.items()
@@ -51,6 +51,12 @@ def _onnx(file: Path) -> Counter[str]:
 
     visit(onnx.load(str(file), load_external_data=False).graph.node)
     return counts
+
+
+def _c(file: Path) -> Counter[str]:
+    """Count the functions that were generated, each of which says what it computes."""
+    text = (file.parent / "policy_network.h").read_text(encoding="ascii")
+    return Counter(re.findall(r"^ \* OpType: (\w+)$", text, re.MULTILINE))
 
 
 def _stablehlo(file: Path) -> Counter[str]:

@@ -34,7 +34,13 @@ from serving.bundle import Bundle
 from serving.manifest import Manifest
 from serving.parity_record import Comparison
 
-TOLERANCES = {"stablehlo": 2e-6, "saved_model": 1e-5, "saved_model_xla": 1e-5, "onnx": 1e-5}
+TOLERANCES = {
+    "stablehlo": 2e-6,
+    "saved_model": 1e-5,
+    "saved_model_xla": 1e-5,
+    "onnx": 1e-5,
+    "c": 1e-5,
+}
 """Per artefact, the absolute bound and, added to it, the bound relative to the reference."""
 
 

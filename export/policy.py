@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import platform
@@ -41,6 +42,8 @@ from serving.errors import BundleError
 from serving.manifest import Artefact, Manifest, metadata_from
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
+"""What is written unless asked otherwise."""
+ALL_FORMATS = (*FORMATS, "c")
 SAVED_MODEL_FLAVOURS = ("portable", "xla")
 STABLEHLO_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -48,7 +51,17 @@ MAX_CONSTANT_BYTES = 2**31 - 2**24
 """A protocol buffer, and a FlatBuffer, ends below 2^31 bytes; the graph takes some of them."""
 
 _GOLDEN_STEPS = 64
-_VERSIONS_OF = ("jax", "jaxlib", "flax", "tensorflow-cpu", "tensorflow", "tf2onnx", "onnx", "numpy")
+_VERSIONS_OF = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "tensorflow-cpu",
+    "tensorflow",
+    "tf2onnx",
+    "onnx",
+    "emx-onnx-cgen",
+    "numpy",
+)
 
 
 def export_policy(
@@ -81,7 +94,7 @@ def export_policy(
             `(carry, observation) -> StatefulModuleOutput`, usually a `StatefulModule`.
         observation: One example without a batch axis, or the same tree of `jax.ShapeDtypeStruct`.
         path: Directory to create. It appears complete or not at all.
-        formats: Any of `stablehlo`, `saved_model`, `onnx`.
+        formats: Any of `stablehlo`, `saved_model`, `onnx`, `c`.
         batch_size: A fixed number of environments, or None for artefacts that take any.
         control_rate_hz: Rate at which the policy was trained to act.
         metadata: What a robot needs to know, see `serving.manifest.Metadata`; other keys are kept.
@@ -121,7 +134,7 @@ def export_policy(
         ['action']
     """
     check_templates()
-    _check_choices("formats", formats, FORMATS)
+    _check_choices("formats", formats, ALL_FORMATS)
     _check_choices("saved_model_flavours", saved_model_flavours, SAVED_MODEL_FLAVOURS)
     _check_choices("stablehlo_platforms", stablehlo_platforms, STABLEHLO_PLATFORMS)
     disabled_passes = checked_passes(disabled_passes)
@@ -131,20 +144,27 @@ def export_policy(
     described = metadata_from(metadata)
     extras = checked_names(extra_outputs)
     with _writing_to(path), BundleWriter(path, overwrite=overwrite) as writer:
-        plain = build_step(
-            network,
-            observation,
-            batch_size=batch_size,
-            extra_outputs=extras,
-            disabled_passes=disabled_passes,
-        )
+
+        def plain_step(rows: int | None) -> Step:
+            return build_step(
+                network,
+                observation,
+                batch_size=rows,
+                extra_outputs=extras,
+                disabled_passes=disabled_passes,
+            )
+
+        plain = plain_step(batch_size)
         _check_size(plain)
-        step = with_reset_input(plain) if reset_input else plain
-        described = fit_metadata(described, step.action_ports)
-        check_action_values(described, step.action_ports)
+        described = fit_metadata(described, plain.action_ports)
+        check_action_values(described, plain.action_ports)
         described, applied = settle_who_applies(described, in_step=apply_action_scaling)
-        if applied:
-            step = with_action_scaling(step, described, applied)
+
+        def finished(step: Step) -> Step:
+            step = with_reset_input(step) if reset_input else step
+            return with_action_scaling(step, described, applied) if applied else step
+
+        step = finished(plain)
         manifest = Manifest(
             name=name if name is not None else Path(path).name,
             batch_size=batch_size,
@@ -165,6 +185,7 @@ def export_policy(
             git_commit=_git_commit(),
             artefacts={},
         )
+        golden = record_golden(manifest, step, network)
         manifest.artefacts.update(
             _write_artefacts(
                 step,
@@ -176,7 +197,16 @@ def export_policy(
                 tuple(p for p in STABLEHLO_PLATFORMS if p in stablehlo_platforms),
             )
         )
-        golden = record_golden(manifest, step, network)
+        if "c" in formats:
+            for package in ("tensorflow", "tf2onnx", "onnx"):
+                _require(package)
+            _require("emx_onnx_cgen", extra="c")
+            from export.formats.c import write_c
+
+            # For one robot, whatever the batch size: in C a fleet is a loop.
+            single = step if batch_size is None else finished(plain_step(1))
+            single = dataclasses.replace(single, batch_size=1)
+            manifest.artefacts["c"] = write_c(single, writer.path, manifest, golden)
         write_card(writer.path, manifest)
         structure = describe_structure(plain, writer.path, manifest.artefacts)
         return writer.commit(manifest, step.initial_carry, golden, structure, write_report)
@@ -277,13 +307,13 @@ def _checked_rate(rate_hz: Any) -> float | None:
     return float(rate_hz)
 
 
-def _require(package: str) -> None:
+def _require(package: str, *, extra: str = "export") -> None:
     try:
         importlib.import_module(package)
     except ImportError as error:
         raise MissingExtraError(
             f"this format needs the package {package}, which is not installed ({error}); run "
-            '`pip install "nnx-ppo-deploy[export]"`'
+            f'`pip install "nnx-ppo-deploy[{extra}]"`'
         ) from error
 
 

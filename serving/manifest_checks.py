@@ -47,6 +47,7 @@ ARTEFACTS = {
     "saved_model": ("saved_model", "portable"),
     "saved_model_xla": ("saved_model", "xla"),
     "onnx": ("onnx", ""),
+    "c": ("c", ""),
 }
 """Names of artefacts, with the format and flavour each of them has."""
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ABSENT = {
     "serving": ["jax", "jaxlib", "flax", "optax", "tensorflow", "tf2onnx", "onnx", "matplotlib"],
     "nnx_ppo": ["tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime", "matplotlib", "beartype"],
-    "export": ["beartype", "hypothesis", "pytest"],
+    "export": ["beartype", "hypothesis", "pytest", "emx_onnx_cgen"],
 }
 
 BLOCK = """

@@ -22,6 +22,7 @@ def test_python_examples_run_in_the_order_of_the_page(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ran = 0
     for source in blocks(page, "python"):
         exec(compile(source, str(page), "exec"), {"__name__": "example"})

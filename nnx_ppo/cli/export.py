@@ -28,6 +28,7 @@ EXAMPLES = """examples:
 """
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
+ALL_FORMATS = (*FORMATS, "c")
 FLAVOURS = ("portable", "xla")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -43,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is there")
     parser.add_argument(
         "--formats",
-        type=lambda text: _names(text, FORMATS),
+        type=lambda text: _names(text, ALL_FORMATS),
         default=FORMATS,
         metavar="NAME,...",
-        help=f"which formats to write [{','.join(FORMATS)}]",
+        help=f"which formats to write, of {','.join(ALL_FORMATS)} [{','.join(FORMATS)}]",
     )
     parser.add_argument(
         "--saved-model-flavours",

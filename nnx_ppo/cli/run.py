@@ -37,7 +37,9 @@ TRAINING_MODULES = ("jax", "jaxlib", "flax", "tensorflow")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="directory of the bundle")
     parser.add_argument(
-        "--runtime", default="onnx", help="onnx, saved_model, saved_model_xla or stablehlo [onnx]"
+        "--runtime",
+        default="onnx",
+        help="onnx, c, saved_model, saved_model_xla or stablehlo [onnx]",
     )
     parser.add_argument(
         "--rate-hz",

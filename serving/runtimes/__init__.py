@@ -28,6 +28,7 @@ class RuntimeEntry:
 _SAVED_MODEL = RuntimeEntry("serving.runtimes.saved_model", "tensorflow", "saved-model")
 
 RUNTIMES = {
+    "c": RuntimeEntry("serving.runtimes.c", "ctypes", "serving"),
     "onnx": RuntimeEntry("serving.runtimes.onnx", "onnxruntime", "serving"),
     "saved_model": _SAVED_MODEL,
     "saved_model_xla": _SAVED_MODEL,

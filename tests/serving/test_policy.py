@@ -37,7 +37,7 @@ def test_a_bundle_that_has_been_read_is_not_read_again(bundle_path):
 
 
 def test_an_unknown_runtime_is_refused_listing_the_known_ones(bundle_path):
-    known = r"\['onnx', 'saved_model', 'saved_model_xla', 'stablehlo'\]"
+    known = r"\['c', 'onnx', 'saved_model', 'saved_model_xla', 'stablehlo'\]"
     with pytest.raises(
         RuntimeUnavailableError, match=f"unknown runtime 'torch'; known are {known}"
     ):

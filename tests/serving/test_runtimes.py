@@ -4,6 +4,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import leaky_c
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from jax import export as jax_export
 from serving import BundleError, BundleWriter, StepError, load_policy, self_test
 from serving.manifest import Artefact
 
-RUNTIMES = ["onnx", "saved_model", "saved_model_xla", "stablehlo"]
+RUNTIMES = ["onnx", "c", "saved_model", "saved_model_xla", "stablehlo"]
 WEIGHTS = np.array([[0.5, -0.2, 0.1], [0.3, 0.4, -0.6], [-0.1, 0.2, 0.7]], np.float32)
 
 
@@ -64,6 +65,7 @@ def save_tensorflow(manifest, directory, signature="serving_default"):
 def every_bundle(leaky, tmp_path_factory):
     artefacts = {
         "onnx": Artefact(format="onnx", entry="onnx/policy.onnx", opset=18),
+        "c": leaky_c.ARTEFACT,
         "saved_model": Artefact(format="saved_model", flavour="portable", entry="saved_model"),
         "saved_model_xla": Artefact(format="saved_model", flavour="xla", entry="saved_model_xla"),
         "stablehlo": Artefact(format="stablehlo", entry="stablehlo/policy.bin"),
@@ -74,10 +76,18 @@ def every_bundle(leaky, tmp_path_factory):
         (writer.path / "onnx" / "policy.onnx").write_bytes(leaky.onnx_model().SerializeToString())
         (writer.path / "stablehlo").mkdir()
         (writer.path / "stablehlo" / "policy.bin").write_bytes(stablehlo(manifest))
+        leaky_c.write(writer.path)
         save_tensorflow(manifest, writer.path / "saved_model")
         save_tensorflow(manifest, writer.path / "saved_model_xla")
         carry = {name: value[0] for name, value in leaky.initial_carry(1).items()}
         return writer.commit(manifest, carry, leaky.golden())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
