@@ -4,6 +4,7 @@
 #   make test-slow    what takes an hour: 300 random networks in every format, long comparisons of 64 rows
 #   make test-browser    opens reports in a Chromium, which has to be installed (Debian: apt-get install chromium) or
 #                        named: make test-browser BROWSER_BINARY=/opt/chrome/chrome
+#   make test-embedded    runs the exported C on an emulated Cortex-M4F; as root on Debian it installs what is missing
 #   make coverage-table    docs/coverage.md, written from what the tests of the rules compare
 # PYTHON=python3.12 chooses the interpreter, VENV=/elsewhere the virtual environment,
 # DEMO_ARGUMENTS="--seed 3" and PYTEST_ARGUMENTS="-k carry" go to the command.
@@ -23,7 +24,7 @@ CREATED := $(VENV)/.created-$(VERSION)
 FOR_DEMO := $(VENV)/.demo-$(VERSION)
 FOR_TEST := $(VENV)/.test-$(VERSION)
 
-.PHONY: demo test test-slow test-browser coverage-table lint format clean check-python
+.PHONY: demo test test-slow test-browser test-embedded coverage-table lint format clean check-python
 
 demo: $(FOR_DEMO)
 	$(RUN) -m nnx_ppo.cli demo $(DEMO_ARGUMENTS)
@@ -37,6 +38,10 @@ test-slow: $(FOR_TEST)
 test-browser: export BROWSER_BINARY := $(BROWSER_BINARY)
 test-browser: $(FOR_TEST)
 	$(RUN) -m pytest tests/browser -m browser $(PYTEST_ARGUMENTS)
+
+test-embedded: $(FOR_TEST)
+	sh tests/embedded/install_tools.sh
+	$(RUN) -m pytest tests/embedded -m embedded $(PYTEST_ARGUMENTS)
 
 coverage-table: $(FOR_TEST)
 	$(RUN) -m pytest -n $(PYTEST_WORKERS) --dist worksteal --write-coverage-table tests/export/test_lowering*.py
