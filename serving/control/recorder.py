@@ -212,6 +212,9 @@ class Recording:
         """Why a record could not be written."""
         self.wanted = False
         """Set from anywhere to have the record written after the cycle in progress."""
+        self._handed_over = False
+        self._pending: str | None = None
+        """The fault that is to be in the next record."""
         self._job: tuple[Rings, RecordInfo] | None = None
         self._closing = False
         self._wake = threading.Semaphore(0)
@@ -220,7 +223,8 @@ class Recording:
     def start(self, *, denormals_flushed: bool) -> None:
         """Begins a run: starts the thread that writes."""
         self._info = msgspec.structs.replace(self._info, denormals_flushed=denormals_flushed)
-        self._closing = self.wanted = False
+        self._closing = self.wanted = self._handed_over = False
+        self._pending = None
         self.files, self.notes = [], []
         self._rings.clear()
         self._spare.clear()
@@ -263,11 +267,17 @@ class Recording:
     def after_cycle(self, run: Run) -> None:
         """Hands the record over when a fault begins, not again while it lasts, or on request."""
         reason, run.dump_reason = run.dump_reason, None
-        begins = reason is not None and not run.in_fault
+        if reason is not None and not run.in_fault and self._pending is None:
+            self._pending = reason
         run.in_fault = reason is not None
-        if begins or self.wanted:
-            handed_over = self.dump(reason or ASKED_FOR, run.tally.faults.events())
-            self.wanted = self.wanted and not handed_over
+        ticks = self._rings.ticks
+        # After the first record faults wait until the ring is full: nothing of them is lost, and a
+        # fault in every other cycle does not write all records that a run may have in a second.
+        due = self._pending is not None and (not self._handed_over or ticks.count >= ticks.capacity)
+        if (due or self.wanted) and self.dump(
+            self._pending or ASKED_FOR, run.tally.faults.events()
+        ):
+            self._pending, self.wanted, self._handed_over = None, False, True
 
     def dump(self, reason: str, events: list[FaultEvent]) -> bool:
         """Hands what has been recorded to the writing thread; False if that cannot be done now."""
@@ -289,8 +299,8 @@ class Recording:
         reason = None
         if run.ended_by is not None:
             reason = f"{run.ended_by.kind}: {run.ended_by}"
-        elif self.wanted:
-            reason = ASKED_FOR
+        elif self._pending is not None or self.wanted:
+            reason = self._pending or ASKED_FOR
         elif self._settings.at_end:
             reason = "the end of the run"
         if reason is not None and self._rings.steps.count:

@@ -180,8 +180,12 @@ def test_records_are_written_by_another_thread_while_the_loop_goes_on(
         apply=apply, recorder=FlightRecorder(tmp_path), faults=FaultPolicy(read_error="hold")
     )
     report = loop.run(steps=14)
-    # The first was still being written when the second fault came: of that there is no record.
-    assert len(report.records) == 1 and threads[0] is not threading.current_thread()
+    # What came after the first record is in another one, written at the end of the run.
+    assert len(report.records) == 2 and threads[0] is not threading.current_thread()
+    assert threads[1] is threading.current_thread()
+    second = read_record(report.records[1])
+    assert second.tensors["tick/tick"].tolist() == list(range(4, 14))
+    assert second.info.reason == "read_error: OSError: b"
     record = read_record(report.records[0])
     assert record.tensors["step/tick"].tolist() == [0, 1, 2]
     assert record.tensors["tick/tick"].tolist() == [0, 1, 2, 3]
@@ -208,6 +212,20 @@ def test_a_record_can_be_asked_for_and_their_number_is_limited(make_rig, observa
     loop = rig.loop(recorder=recorder, faults=FaultPolicy(read_error="hold"))
     assert len(loop.run(steps=40).records) <= 2
     assert 1 <= len(list((tmp_path / "many").iterdir())) <= 2
+
+
+def test_faults_that_come_again_and_again_are_in_records_of_full_length(
+    make_rig, observations, tmp_path, policy
+):
+    stream = [value for good in observations(50) for value in (good, OSError("bus off"))]
+    rig = make_rig(stream)
+    recorder = FlightRecorder(tmp_path, seconds=0.4, max_files=4)
+    loop = rig.loop(recorder=recorder, faults=FaultPolicy(read_error="hold"))
+    report = loop.run(steps=100)
+    ticks = [read_record(file).tensors["tick/tick"].tolist() for file in report.records]
+    assert ticks[0] == [0, 1]
+    assert all(len(each) == 20 for each in ticks[1:-1])
+    assert all(replay_record(policy, read_record(file)).passed for file in report.records)
 
 
 def test_a_disk_that_fails_is_said_in_the_report(make_rig, observations, tmp_path):
