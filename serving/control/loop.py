@@ -241,7 +241,9 @@ class ControlLoop:
                     self._recording.after_tick(run, deadline_s, woken_s, now_s, self._path.sent)
             run.tally.add_cycle(deadline_s, woken_s, now_s, following.skipped)
             if following.skipped:
-                fault = Fault("overrun", f"a cycle took {1e3 * (now_s - woken_s):.1f} ms")
+                late_ms, took_ms = 1e3 * (woken_s - deadline_s), 1e3 * (now_s - woken_s)
+                message = f"a cycle began {late_ms:.1f} ms late and took {took_ms:.1f} ms"
+                fault = Fault("overrun", message)
                 run.override = self._react(run, fault)
             if self._recording is not None:
                 self._recording.after_cycle(run)
