@@ -39,6 +39,7 @@ import onnxruntime
 from serving import load_policy, read_bundle
 from serving.bundle import Bundle
 
+FORMATS = "onnx,litert,stablehlo,saved_model"
 HEAVY = ("stablehlo", "saved_model", "saved_model_xla")
 """Runtimes that bring JAX or TensorFlow into the process."""
 EXPORT = """
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rate-hz", type=float, default=200.0, help="pace in Hz [200]")
     parser.add_argument("--case", action="append", default=[], help="a name in networks.py [all]")
     parser.add_argument(
-        "--formats", default="onnx,stablehlo,saved_model", help="[onnx,stablehlo,saved_model]"
+        "--formats", default=FORMATS, metavar="NAME,...", help=f"what to compare [{FORMATS}]"
     )
     parser.add_argument("--memory", type=int, metavar="STEPS", help="measure memory, not time")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

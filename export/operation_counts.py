@@ -26,7 +26,13 @@ def count_operations_of_artefacts(
         directory: The bundle under construction.
         artefacts: What has been written there.
     """
-    counters = {"onnx": _onnx, "saved_model": _saved_model, "stablehlo": _stablehlo, "c": _c}
+    counters = {
+        "c": _c,
+        "litert": _litert,
+        "onnx": _onnx,
+        "saved_model": _saved_model,
+        "stablehlo": _stablehlo,
+    }
     return {
         key: _ordered(counters[artefact.format](directory / artefact.entry))
         for key, artefact in artefacts.items()
@@ -57,6 +63,17 @@ def _c(file: Path) -> Counter[str]:
     """Count the functions that were generated, each of which says what it computes."""
     text = (file.parent / "policy_network.h").read_text(encoding="ascii")
     return Counter(re.findall(r"^ \* OpType: (\w+)$", text, re.MULTILINE))
+
+
+def _litert(file: Path) -> Counter[str]:
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    model: Any = flatbuffer_utils.read_model(str(file))
+    return Counter(
+        str(flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex))
+        for graph in model.subgraphs
+        for operator in graph.operators
+    )
 
 
 def _stablehlo(file: Path) -> Counter[str]:

@@ -40,6 +40,7 @@ TOLERANCES = {
     "saved_model_xla": 1e-5,
     "onnx": 1e-5,
     "c": 1e-5,
+    "litert": 1e-5,
 }
 """Per artefact, the absolute bound and, added to it, the bound relative to the reference."""
 

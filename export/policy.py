@@ -43,7 +43,7 @@ from serving.manifest import Artefact, Manifest, metadata_from
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 """What is written unless asked otherwise."""
-ALL_FORMATS = (*FORMATS, "c")
+ALL_FORMATS = (*FORMATS, "litert", "c")
 SAVED_MODEL_FLAVOURS = ("portable", "xla")
 STABLEHLO_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -94,7 +94,7 @@ def export_policy(
             `(carry, observation) -> StatefulModuleOutput`, usually a `StatefulModule`.
         observation: One example without a batch axis, or the same tree of `jax.ShapeDtypeStruct`.
         path: Directory to create. It appears complete or not at all.
-        formats: Any of `stablehlo`, `saved_model`, `onnx`, `c`.
+        formats: Any of `stablehlo`, `saved_model`, `onnx`, `litert`, `c`; default: the first three.
         batch_size: A fixed number of environments, or None for artefacts that take any.
         control_rate_hz: Rate at which the policy was trained to act.
         metadata: What a robot needs to know, see `serving.manifest.Metadata`; other keys are kept.
@@ -278,6 +278,11 @@ def _write_artefacts(
 
         properties = onnx_metadata(manifest, step.initial_carry)
         artefacts["onnx"] = write_onnx(step, directory, onnx, properties)
+    if "litert" in formats:
+        _require("tensorflow")
+        from export.formats.litert import write_litert
+
+        artefacts["litert"] = write_litert(step, directory)
     return artefacts
 
 

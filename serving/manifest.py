@@ -58,7 +58,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Artefact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The step in one format. All its files lie below the first directory of `entry`."""
 
-    format: Literal["stablehlo", "saved_model", "onnx", "c"]
+    format: Literal["stablehlo", "saved_model", "onnx", "litert", "c"]
     flavour: Literal["", "portable", "xla"] = ""
     entry: str
     """Relative path of what a runtime loads: a file, or the directory of a SavedModel."""

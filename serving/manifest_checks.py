@@ -40,7 +40,7 @@ DTYPES = frozenset(
     ["bool", "float16", "float32", "float64"]
     + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 )
-"""Element types a port can have: those NumPy and all three formats know."""
+"""Element types a port can have: those NumPy and the formats know."""
 
 ARTEFACTS = {
     "stablehlo": ("stablehlo", ""),
@@ -48,6 +48,7 @@ ARTEFACTS = {
     "saved_model_xla": ("saved_model", "xla"),
     "onnx": ("onnx", ""),
     "c": ("c", ""),
+    "litert": ("litert", ""),
 }
 """Names of artefacts, with the format and flavour each of them has."""
 

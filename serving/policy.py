@@ -108,8 +108,8 @@ def load_policy(path: str | Path | Bundle, runtime: str = "onnx", **options: Any
 
     Args:
         path: directory of the bundle, or a bundle that has been read.
-        runtime: "onnx", "c", "stablehlo", "saved_model" or "saved_model_xla".
-        **options: of the runtime: `threads` for "onnx", `compiler` for "c".
+        runtime: "onnx", "c", "litert", "stablehlo", "saved_model" or "saved_model_xla".
+        **options: of the runtime: `threads` for "onnx" and "litert", `compiler` for "c".
 
     Raises:
         RuntimeUnavailableError: if the runtime or option is unknown, the runtime is not installed,

@@ -31,7 +31,11 @@ for name in {modules!r}:
 
 
 # Imported by `load_policy` when it is asked for one of them, each with an extra of its own.
-ON_REQUEST = {"serving.runtimes.saved_model", "serving.runtimes.stablehlo"}
+ON_REQUEST = {
+    "serving.runtimes.litert",
+    "serving.runtimes.saved_model",
+    "serving.runtimes.stablehlo",
+}
 
 
 def modules_of(package: str) -> list[str]:

@@ -37,6 +37,9 @@ for _name, _operation in {
 }.items():
     _register_modular(_name, _operation)
 
+if hasattr(lax, "one_minus_square_p"):  # from JAX 0.12 on, in derivatives and inverse functions
+    _register_modular("one_minus_square", lambda x: (1 + x) * (1 - x))
+
 
 def _register_comparison(primitive: str, operation: Callable[..., Any]) -> None:
     def rule(lowering: Any, equation: Any, x: Any, y: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax.extend import core as jcore
 
 from export.module_scopes import has_user_line
@@ -79,13 +80,23 @@ def _source_seen_from(call: Any, equation: jcore.JaxprEqn) -> Any:
 
 
 def _called(equation: jcore.JaxprEqn) -> tuple[jcore.Jaxpr, dict[jcore.Var, Any]] | None:
-    parameter = CALLS.get(equation.primitive.name)
-    if parameter is None:
+    if equation.primitive.name == "call_hi_primitive":
+        body: Any = _expanded(equation)
+    elif equation.primitive.name in CALLS:
+        body = equation.params[CALLS[equation.primitive.name]]
+    else:
         return None
-    body = equation.params[parameter]
     if isinstance(body, jcore.ClosedJaxpr):
         return body.jaxpr, constants_of(body)
     return body, {}
+
+
+def _expanded(equation: jcore.JaxprEqn) -> Any:
+    """Return in primitives what JAX records as one operation of a higher level (from 0.11 on)."""
+    primitive: Any = equation.primitive
+    avals: list[Any] = [atom.aval for atom in equation.invars]
+    given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    return jax.make_jaxpr(lambda *values: primitive.to_lojax(*values, **equation.params))(*given)
 
 
 def _fresh_like(variable: jcore.Var) -> jcore.Var:

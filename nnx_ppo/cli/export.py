@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 """
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
-ALL_FORMATS = (*FORMATS, "c")
+ALL_FORMATS = (*FORMATS, "litert", "c")
 FLAVOURS = ("portable", "xla")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

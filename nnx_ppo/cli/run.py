@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         default="onnx",
-        help="onnx, c, saved_model, saved_model_xla or stablehlo [onnx]",
+        help="name of the artefact: onnx, c, litert, saved_model, stablehlo, ... [onnx]",
     )
     parser.add_argument(
         "--rate-hz",

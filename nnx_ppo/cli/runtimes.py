@@ -19,8 +19,8 @@ def add_runtime_option(parser: argparse.ArgumentParser, *, default: str) -> None
         "--runtime",
         default=default,
         metavar="NAME,...",
-        help=f"onnx, c, saved_model, saved_model_xla, stablehlo, several, or {ALL} for each that "
-        f"the bundle has and this environment can run [{default}]",
+        help="onnx, c, litert, saved_model, saved_model_xla, stablehlo, several, or "
+        f"{ALL} for each that the bundle has and this environment can run [{default}]",
     )
 
 

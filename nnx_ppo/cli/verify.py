@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_bounds,
         default={},
         metavar="NAME=BOUND,...",
-        help="absolute bound of an artefact and, added to it, relative bound [onnx, saved_model "
-        "and saved_model_xla 1e-5, stablehlo 2e-6, or what fewer digits in the artefact allow]",
+        help="absolute bound of an artefact and, added to it, relative bound [stablehlo 2e-6, "
+        "all others 1e-5, or what fewer digits in the artefact allow]",
     )
     parser.add_argument(
         "--observation-seed", type=int, default=0, help="seed of the observations [0]"

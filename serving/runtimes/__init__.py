@@ -29,6 +29,7 @@ _SAVED_MODEL = RuntimeEntry("serving.runtimes.saved_model", "tensorflow", "saved
 
 RUNTIMES = {
     "c": RuntimeEntry("serving.runtimes.c", "ctypes", "serving"),
+    "litert": RuntimeEntry("serving.runtimes.litert", "ai_edge_litert", "litert"),
     "onnx": RuntimeEntry("serving.runtimes.onnx", "onnxruntime", "serving"),
     "saved_model": _SAVED_MODEL,
     "saved_model_xla": _SAVED_MODEL,

@@ -37,7 +37,7 @@ def test_a_bundle_that_has_been_read_is_not_read_again(bundle_path):
 
 
 def test_an_unknown_runtime_is_refused_listing_the_known_ones(bundle_path):
-    known = r"\['c', 'onnx', 'saved_model', 'saved_model_xla', 'stablehlo'\]"
+    known = r"\['c', 'litert', 'onnx', 'saved_model', 'saved_model_xla', 'stablehlo'\]"
     with pytest.raises(
         RuntimeUnavailableError, match=f"unknown runtime 'torch'; known are {known}"
     ):
@@ -53,6 +53,7 @@ def test_a_runtime_without_its_artefact_is_refused_listing_those_there(bundle_pa
     ("runtime", "package", "extra"),
     [
         ("onnx", "onnxruntime", "serving"),
+        ("litert", "ai_edge_litert", "litert"),
         ("saved_model", "tensorflow", "saved-model"),
         ("saved_model_xla", "tensorflow", "saved-model"),
         ("stablehlo", "jax", "stablehlo"),
@@ -66,9 +67,11 @@ def test_a_runtime_that_is_not_installed_says_how_to_install_it(
     artefacts = {runtime: bundle.manifest.artefacts["onnx"]}
     manifest = msgspec.structs.replace(bundle.manifest, artefacts=artefacts)
     bundle = dataclasses.replace(bundle, manifest=manifest)
-    module = {"onnx": "onnx", "stablehlo": "stablehlo"}.get(runtime, "saved_model")
+    module = "saved_model" if runtime.startswith("saved_model") else runtime
     monkeypatch.delitem(sys.modules, f"serving.runtimes.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
+    # What another test imported from inside the package would still be found.
+    monkeypatch.delitem(sys.modules, "ai_edge_litert.interpreter", raising=False)
     install = rf'pip install "nnx-ppo-deploy\[{extra}\]"'
     with pytest.raises(RuntimeUnavailableError, match=f"{runtime!r} needs .*{package}.*{install}"):
         load_policy(bundle, runtime=runtime)
