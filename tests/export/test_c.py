@@ -61,7 +61,11 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+# The one that takes longest has little that the others have not.
+PARAMS = [pytest.param(n, marks=[pytest.mark.slow] * (n == "user_module")) for n in OPTIONS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def policy(request, tmp_path_factory):
     name = request.param
     network, observation = mixed() if name == "mixed" else export_networks.make(name)

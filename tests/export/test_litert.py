@@ -17,11 +17,17 @@ from serving import BundleError, ServingError, load_policy, self_test
 OBS = np.zeros(4, np.float32)
 
 
-@pytest.mark.parametrize("name", sorted(set(export_networks.NETWORKS) - {"user_module"}))
+USUAL = ("mlp", "population_graph", "two_arm")
+OTHERS = sorted(set(export_networks.NETWORKS) - {*USUAL, "user_module"})
+
+
+@pytest.mark.parametrize(
+    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_it_follows_the_network_at_any_batch_size(tmp_path, name):
     network, observation = export_networks.make(name)
     bundle = export_policy(network, observation, tmp_path / "policy", formats=["litert"])
-    report = verify_parity(bundle, network, steps=150, batch_sizes=(1, 5))
+    report = verify_parity(bundle, network, steps=60, batch_sizes=(1, 5))
     assert report.passed, report.summary
     assert {c.runtime for c in report.comparisons} == {"litert"}
     assert self_test(load_policy(bundle, runtime="litert")).passed

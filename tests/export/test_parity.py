@@ -17,12 +17,17 @@ from export.prng_keys import without_key_type
 ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
 
 
+LONG = ("lstm", "population_graph")
+"""Networks that are followed for a thousand steps each time; the others in the slow part."""
+
+
 @pytest.mark.parametrize("name", list(export_networks.NETWORKS))
-def test_every_format_follows_the_network_for_a_thousand_steps(exported, name):
+def test_every_format_follows_the_network(exported, name):
     case = exported(name)
-    large = verify_parity(case.bundle, case.network, steps=250, batch_sizes=(64,))
+    large = verify_parity(case.bundle, case.network, steps=80, batch_sizes=(64,))
     assert large.passed, large.summary
-    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(1, 3))
+    steps = 1000 if name in LONG else 150
+    report = verify_parity(case.bundle, case.network, steps=steps, batch_sizes=(1, 3))
     assert report.passed, report.summary
     assert {c.runtime for c in report.comparisons} == set(ARTEFACTS)
     assert {c.batch_size for c in report.comparisons} == {1, 3}
@@ -42,9 +47,9 @@ def test_every_format_follows_the_network_for_a_thousand_steps(exported, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(export_networks.NETWORKS))
-def test_every_artefact_agrees_with_the_network_at_batch_64_for_a_thousand_steps(exported, name):
+def test_every_artefact_agrees_with_the_network_for_a_thousand_steps(exported, name):
     case = exported(name)
-    report = verify_parity(case.bundle, case.network, steps=1000, batch_sizes=(64,), write=False)
+    report = verify_parity(case.bundle, case.network, steps=1000, write=False)
     assert report.passed, report.summary
 
 
