@@ -20,6 +20,8 @@ from export.formats.onnx_cleanup import bodies_of
 
 FUNCTION = "policy_network"
 TEMPLATES = Path(__file__).parent / "c_templates"
+ELEMENTARY = TEMPLATES / "elementary.h"
+"""Functions that take the place of the C library's."""
 
 _SIZES = {"bool": 1, "int8_t": 1, "uint8_t": 1, "int16_t": 2, "uint16_t": 2, "float": 4}
 _SIZES |= {"int32_t": 4, "uint32_t": 4, "idx_t": 4, "double": 8, "int64_t": 8, "uint64_t": 8}
@@ -32,7 +34,9 @@ _HEADER = """\
  */
 """
 
-# The library's own would lose a NaN, which must reach the action: the control loop looks for it.
+_INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
+
+# The C library's own would lose a NaN, which must reach the action: the control loop looks for it.
 _NAN_KEPT = """
 static inline float policy_fmaxf(float a, float b) { return (a > b || isnan(a)) ? a : b; }
 static inline float policy_fminf(float a, float b) { return (a < b || isnan(a)) ? a : b; }
@@ -168,9 +172,11 @@ def _adapted(code: str) -> Generated:
         code,
         flags=re.MULTILINE | re.DOTALL,
     )
-    code = re.sub(r"\b(fmaxf?|fminf?)\(", r"policy_\1(", code)
+    code = re.sub(r"\b(fmaxf?|fminf?|expf|tanhf)\(", r"policy_\1(", code)
     code = re.sub(r"(= |return )(\S+) > (0\.0f?) \? \2 : \3;", r"\1\2 < \3 ? \3 : \2;", code)
-    code = code.replace("#include <string.h>\n", f"#include <string.h>\n{_NAN_KEPT}", 1)
+    # Below the generator's own headers, which are not the same for every network.
+    end = [found.end() for found in re.finditer(r"^#include <.*>\n", code, flags=re.MULTILINE)][-1]
+    code = f"{code[:end]}{_INCLUDES}{_NAN_KEPT}{ELEMENTARY.read_text(encoding='ascii')}{code[end:]}"
     start = code.index(f"\nvoid {FUNCTION}(") + 1
     before, entry = code[:start], code[start:]
     code = before + "static " + _with_casts(entry, before)

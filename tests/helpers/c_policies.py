@@ -63,12 +63,19 @@ def compile_and_run(
     compiler: str = "cc",
 ) -> subprocess.CompletedProcess[str]:
     """Compile `main` with a bundle's policy, strictly, run it, and return what it said."""
-    (directory / "main.c").write_text(main)
     sources = bundle_path / "c"
+    files = [f"-I{sources}", str(sources / "policy.c")]
+    return compile_and_run_alone(main, directory, *options, *files, compiler=compiler)
+
+
+def compile_and_run_alone(
+    main: str, directory: Path, *options: str, compiler: str = "cc"
+) -> subprocess.CompletedProcess[str]:
+    """Compile `main` with nothing but `options`, strictly, run it, and return what it said."""
+    (directory / "main.c").write_text(main)
     program = directory / "program"
-    command = [compiler, *STRICT, *options, f"-I{sources}", str(sources / "policy.c")]
     done = subprocess.run(
-        [*command, str(directory / "main.c"), "-o", str(program), "-lm"],
+        [compiler, *STRICT, str(directory / "main.c"), *options, "-o", str(program), "-lm"],
         capture_output=True,
         text=True,
     )
