@@ -54,6 +54,7 @@ class Session:
         self._observation = ObservationWriter(
             self.manifest, self._views(step.observation), batch_size, check_finite=check_finite
         )
+        self._write_quickly = self._observation.write_quickly
         names = [port.name for port in self.manifest.action_ports]
         views = dict(zip(names, self._views(step.action), strict=True))
         leaves = [views[str(leaf.port)] for leaf in tree.leaves(self.manifest.action)]
@@ -98,7 +99,8 @@ class Session:
         """
         rows = None if reset is None else self._choose(reset)
         with self._lock:
-            self._observation.write(observation)
+            if not self._write_quickly(observation):
+                self._observation.write(observation)
             before = None if rows is None else self._begin_reset(rows)
             try:
                 self._step.run()

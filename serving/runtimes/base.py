@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ class Tensor:
     """NumPy's name of the element type."""
 
 
-class Step(abc.ABC):
+class Step:
     """The step of one session, with all its memory allocated once.
 
     The carry lies in two sets of arrays. `run` reads the current set and fills the other one;
@@ -32,6 +32,8 @@ class Step(abc.ABC):
     therefore leaves the carry as it was. Nothing here is safe for use by two threads at once.
 
     Attributes:
+        carry: the current carry, arrays [B, ...] in port order; the caller may write into them.
+        next_carry: the carry that the last `run` computed, likewise.
         observation: arrays [B, ...] in port order; written by the caller before `run`.
         action: arrays [B, ...] in port order; valid after `run`, overwritten by the next.
         extra: extra outputs, likewise.
@@ -39,36 +41,23 @@ class Step(abc.ABC):
             caller sets some, and without effect where the manifest has no reset port.
     """
 
+    run: Callable[[], object]
+    """Computes action, extra outputs and the next carry from observation and carry; takes and
+    returns nothing. Raises whatever the runtime raises; the current carry is unchanged then."""
+
     def __init__(self, manifest: Manifest, batch_size: int) -> None:
+        self.manifest = manifest
         self.observation = _zeros(manifest.observation_ports, batch_size)
         self.action = _zeros(manifest.action_ports, batch_size)
         self.extra = _zeros(manifest.extra_output_ports, batch_size)
         self.reset = np.zeros(batch_size, np.bool_)
         self._has_reset = manifest.reset_port is not None
-        self._carries = tuple(_zeros(manifest.carry_ports, batch_size) for _ in range(2))
-        self._current = 0
-
-    @property
-    def carry(self) -> list[np.ndarray]:
-        """The current carry in port order; the caller may write into the arrays."""
-        return self._carries[self._current]
-
-    @property
-    def next_carry(self) -> list[np.ndarray]:
-        """The carry that the last `run` computed, in port order."""
-        return self._carries[self._current ^ 1]
-
-    @abc.abstractmethod
-    def run(self) -> None:
-        """Computes action, extra outputs and the next carry from observation and carry.
-
-        Raises:
-            Exception: whatever the runtime raises; the current carry is unchanged then.
-        """
+        self.carry = _zeros(manifest.carry_ports, batch_size)
+        self.next_carry = _zeros(manifest.carry_ports, batch_size)
 
     def advance(self) -> None:
         """Makes the carry that `run` computed the current one."""
-        self._current ^= 1
+        self.carry, self.next_carry = self.next_carry, self.carry
 
     def _inputs(self) -> list[np.ndarray]:
         """Arrays in the order of an artefact's inputs."""
@@ -77,7 +66,7 @@ class Step(abc.ABC):
 
     def _outputs(self) -> list[np.ndarray]:
         """Arrays in the order of an artefact's outputs."""
-        return [*self.action, *self._carries[self._current ^ 1], *self.extra]
+        return [*self.action, *self.next_carry, *self.extra]
 
     def _store(self, values: Sequence[np.ndarray], names: Sequence[str]) -> None:
         """Copies what a runtime returned into the output arrays.
@@ -95,6 +84,30 @@ class Step(abc.ABC):
                     f"expected {target.dtype}{list(target.shape)}"
                 )
             np.copyto(target, value)
+
+
+class BoundStep(Step, abc.ABC):
+    """A step whose arrays the runtime was told of beforehand, once for each direction of the carry.
+
+    What there is to do in a step is one call of a function with all its arguments known, so `run`
+    is that function itself.
+    """
+
+    def __init__(self, manifest: Manifest, batch_size: int) -> None:
+        super().__init__(manifest, batch_size)
+        self.run = self._bound()
+        super().advance()
+        self._next_run = self._bound()
+        super().advance()
+
+    @abc.abstractmethod
+    def _bound(self) -> Callable[[], object]:
+        """Returns a function that reads the current carry and fills the next."""
+
+    def advance(self) -> None:
+        """Makes the carry that `run` computed the current one."""
+        self.carry, self.next_carry = self.next_carry, self.carry
+        self.run, self._next_run = self._next_run, self.run
 
 
 class Runtime(abc.ABC):

@@ -7,7 +7,8 @@ or run before a session is asked for by `runtime="c"`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from serving.bundle import Bundle
 from serving.errors import BundleError
 from serving.manifest import Manifest
 from serving.runtimes.base import (
+    BoundStep,
     Runtime,
     Step,
     Tensor,
@@ -70,28 +72,19 @@ class _Port(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_char_p) for name in ("name", "role", "dtype", "shape"))
 
 
-class CStep(Step):
-    """Pointers to the step's arrays are made once, for either direction of the carry."""
+class CStep(BoundStep):
+    """Runs the network for each row on the calling thread; the GIL is released meanwhile."""
 
     def __init__(self, manifest: Manifest, batch_size: int, function: Any) -> None:
-        super().__init__(manifest, batch_size)
         self._function = function
         self._kept: list[Any] = []
-        calls = [self._call(batch_size)]
-        self.advance()
-        calls.append(self._call(batch_size))
-        self.advance()
-        self._calls = tuple(calls)
+        super().__init__(manifest, batch_size)
 
-    def run(self) -> None:
-        """Runs the network for each row on the calling thread; the GIL is released meanwhile."""
-        self._function(self._calls[self._current])
-
-    def _call(self, batch_size: int) -> Any:
+    def _bound(self) -> Callable[[], object]:
         inputs, outputs = _pointers(self._inputs()), _pointers(self._outputs())
-        call = _Call(inputs, outputs, batch_size)
+        call = _Call(inputs, outputs, len(self.reset))
         self._kept += [inputs, outputs, call]
-        return ctypes.c_void_p(ctypes.addressof(call))
+        return functools.partial(self._function, ctypes.c_void_p(ctypes.addressof(call)))
 
 
 class ArtefactRuntime(Runtime):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from serving.bundle import Bundle
 from serving.errors import BundleError, ServingError
 from serving.manifest import Manifest
 from serving.runtimes.base import (
+    BoundStep,
     Runtime,
     Step,
     Tensor,
@@ -34,39 +37,31 @@ MAX_THREADS = 1024
 _QUIET = 4  # fatal messages only; every failure reaches the caller as an exception anyway
 
 
-class OnnxStep(Step):
-    """Inputs and outputs are bound once to the step's arrays, for either direction of the carry."""
+class OnnxStep(BoundStep):
+    """Runs the graph on the calling thread; the GIL is released meanwhile."""
 
     def __init__(
         self, manifest: Manifest, batch_size: int, session: onnxruntime.InferenceSession
     ) -> None:
+        self._session = session
         super().__init__(manifest, batch_size)
-        # Without the checks of the method around it, which know their answers from the first step
-        # on and take as long as a small network. A version without it is run through that method.
-        inner = getattr(session, "_sess", None)
-        direct = getattr(inner, "run_with_iobinding", None)
-        self._run = direct or session.run_with_iobinding
-        self._is_direct = direct is not None
-        bindings = [self._bind(manifest, session)]
-        self.advance()
-        bindings.append(self._bind(manifest, session))
-        self.advance()
-        self._bindings = tuple(bindings)
 
-    def run(self) -> None:
-        """Runs the graph on the calling thread; the GIL is released meanwhile."""
-        # No RunOptions: looking into them, some versions raise and catch an error in each run.
-        self._run(self._bindings[self._current], None)
-
-    def _bind(self, manifest: Manifest, session: onnxruntime.InferenceSession) -> Any:
+    def _bound(self) -> Callable[[], object]:
         # An OrtValue made from an array on the CPU shares the array's memory.
         value = onnxruntime.OrtValue.ortvalue_from_numpy
-        binding = session.io_binding()
-        for name, array in zip(input_ports(manifest), self._inputs(), strict=True):
+        binding = self._session.io_binding()
+        for name, array in zip(input_ports(self.manifest), self._inputs(), strict=True):
             binding.bind_ortvalue_input(name, value(array))
-        for name, array in zip(output_ports(manifest), self._outputs(), strict=True):
+        for name, array in zip(output_ports(self.manifest), self._outputs(), strict=True):
             binding.bind_ortvalue_output(name, value(array))
-        return binding._iobinding if self._is_direct else binding
+        # Without the checks of the method around it, which know their answers from the first step
+        # on and take as long as a small network. A version without it is run through that method.
+        inner = getattr(self._session, "_sess", None)
+        direct = getattr(inner, "run_with_iobinding", None)
+        if direct is None:
+            return functools.partial(self._session.run_with_iobinding, binding)
+        # No RunOptions: looking into them, some versions raise and catch an error in each run.
+        return functools.partial(direct, binding._iobinding, None)
 
 
 class ArtefactRuntime(Runtime):

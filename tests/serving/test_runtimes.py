@@ -165,7 +165,7 @@ def test_a_failing_runtime_leaves_the_carry(policy, leaky, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    attribute = "_run" if policy.runtime_name == "onnx" else "_function"
+    attribute = "run" if policy.runtime_name in ("onnx", "c") else "_function"
     monkeypatch.setattr(session._step, attribute, fail)
     with pytest.raises(StepError, match="step 1: out of memory"):
         session.step(observation)
