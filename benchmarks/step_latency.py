@@ -8,7 +8,8 @@ thread and in turn, in another order each time: ONNX Runtime's `run` with arrays
 memory (the same memory in each step, so it feeds back no carry), and a session of ours on each
 runtime. All do batch 1. First without JAX and TensorFlow in the process, as on a robot, then with
 every runtime. Both back to back, in runs of 25 steps so that caches are warm, and paced: each step
-after a pause and other work. Prints median and 99th percentile in microseconds.
+after a pause that ends in a walk through a megabyte. Prints median and 99th percentile in
+microseconds.
 
 `--memory STEPS` steps a session that many times and prints how the resident set grew after the
 first thousand, and what Python allocated per step and kept.
@@ -20,11 +21,9 @@ import argparse
 import gc
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 import onnxruntime
 
+from nnx_ppo.cli.step_timing import back_to_back, paced
 from serving import load_policy, read_bundle
 from serving.bundle import Bundle
 
@@ -52,8 +52,6 @@ for case in cases or networks.CASES:
     export_policy(*networks.build(case), f"{directory}/{case}", formats=formats.split(","))
 """
 WARM_UP_STEPS = 200
-UNCOUNTED_STEPS, COUNTED_STEPS = 5, 25
-"""Of each run of steps that one of them does before it is the next one's turn."""
 
 
 def main() -> None:
@@ -108,16 +106,23 @@ def compare(
             step(observations[index % len(observations)])
     gc.collect()
     gc.freeze()
+    other = np.zeros(1 << 18, np.float32)  # a megabyte to walk through, as a robot's other work
+
+    def other_work() -> None:
+        other.__iadd__(np.float32(1.0))
+
+    pace = arguments.rate_hz
     timings = {
         "back_to_back": back_to_back(steppers, observations, arguments.steps),
-        "paced": paced(steppers, observations, arguments.ticks, arguments.rate_hz),
+        "paced": paced(steppers, observations, arguments.ticks, pace, other_work=other_work),
     }
     gc.unfreeze()
     return {
         name: {
             way: {
-                "median_us": float(np.median(times[name]) * 1e6),
-                "p99_us": float(np.percentile(times[name], 99) * 1e6),
+                "median_us": float(np.median(times[name].wall_s) * 1e6),
+                "p99_us": float(np.percentile(times[name].wall_s, 99) * 1e6),
+                "cpu_us": times[name].cpu_s * 1e6,
             }
             for way, times in timings.items()
         }
@@ -161,60 +166,6 @@ def raw_steppers(bundle: Bundle, observations: list[np.ndarray]) -> dict[str, Ca
         return session.run_with_iobinding(binding)
 
     return {"ONNX Runtime, run": run, "ONNX Runtime, bound": bound}
-
-
-def back_to_back(
-    steppers: dict[str, Callable[..., Any]], observations: list[np.ndarray], steps: int
-) -> dict[str, np.ndarray]:
-    """Returns seconds per step of each; in turn, each does a run of steps one after the other.
-
-    The first steps of a run are not counted: they bring into the caches what the others displaced.
-    """
-    clock = time.perf_counter
-    times = {name: np.empty(steps) for name in steppers}
-    order = list(steppers.items())
-    shuffled = random.Random(0)
-    for start in range(0, steps, COUNTED_STEPS):
-        # Else one would always come after the same other.
-        shuffled.shuffle(order)
-        for name, step in order:
-            for index in range(start - UNCOUNTED_STEPS, min(start + COUNTED_STEPS, steps)):
-                observation = observations[index % len(observations)]
-                before = clock()
-                step(observation)
-                after = clock()
-                if index >= start:
-                    times[name][index] = after - before
-    return times
-
-
-def paced(
-    steppers: dict[str, Callable[..., Any]],
-    observations: list[np.ndarray],
-    steps: int,
-    rate_hz: float,
-) -> dict[str, np.ndarray]:
-    """Returns seconds per step of each, taken in turn, each after a pause.
-
-    A pause is slept, and ends in a walk through a megabyte, as a robot's other work would take.
-    """
-    clock = time.perf_counter
-    other_work = np.zeros(1 << 18, np.float32)
-    times = {name: np.empty(steps) for name in steppers}
-    order = list(steppers.items())
-    shuffled = random.Random(0)
-    due = clock()
-    for index in range(steps):
-        observation = observations[index % len(observations)]
-        shuffled.shuffle(order)
-        for name, step in order:
-            due += 1.0 / rate_hz
-            time.sleep(max(0.0, due - clock()))
-            other_work += 1.0
-            before = clock()
-            step(observation)
-            times[name][index] = clock() - before
-    return times
 
 
 def memory(bundle: Bundle, runtime: str, steps: int) -> dict[str, float]:

@@ -65,6 +65,10 @@ class LatencyResult(msgspec.Struct, frozen=True):
     p99_s: float
     max_s: float
     histogram: LatencyHistogram
+    p999_s: float | None = None
+    """99.9th percentile in seconds; records of older versions lack it."""
+    cpu_s: float | None = None
+    """Processor time of a step on average, of all threads, in seconds; likewise."""
 
 
 class LatencyRecord(msgspec.Struct, frozen=True):
@@ -111,6 +115,7 @@ def read_latency(directory: Path) -> LatencyRecord | None:
         for result in record.results:
             check_histogram(result.histogram)
             check_finite([result.median_s, result.p99_s, result.max_s])
+            check_finite([n for n in (result.p999_s, result.cpu_s) if n is not None])
     except (ValueError, RecursionError) as error:
         raise BundleError(
             directory / LATENCY_FILE, f"is no record of latencies: {error}; measure again"

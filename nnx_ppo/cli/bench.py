@@ -1,22 +1,23 @@
 """Time one control step in every runtime that the bundle has and this environment can run.
 
-The runtimes take turns step by step, so that whatever else the machine does meets all of them
-alike. Each step is what a robot does: hand over the observation, run, keep the carry, take the
-action.
+The runtimes take turns, so that whatever else the machine does meets all of them alike. Each step
+is what a robot does: hand over the observation, run, keep the carry, take the action.
 """
 
 import argparse
 import json
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from nnx_ppo.cli.errors import CommandError
+from nnx_ppo.cli.latency_plot import latency_plot
 from nnx_ppo.cli.output import Output, microseconds, table
 from nnx_ppo.cli.runtimes import ALL, add_runtime_option, load_runtimes
+from nnx_ppo.cli.step_timing import StepTimes, back_to_back, paced
 from serving.files import write_atomically
 from serving.latency import LATENCY_FILE, latency_histogram, this_machine
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   nnx-ppo bench policy/
   nnx-ppo bench policy/ --batch-sizes 1,64 --steps 5000 --json
-  nnx-ppo bench policy/ --runtime onnx --rate-hz 200    (paced, as a robot meets it)
+  nnx-ppo bench policy/ --rate-hz 200 --plot times.svg    (paced, as a robot meets it)
   nnx-ppo bench policy/ --write && nnx-ppo report policy/
 """
 
@@ -48,7 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate-hz",
         type=_rate,
         default=None,
-        help="pace the steps as a control loop would: caches are cold after a pause [back to back]",
+        help="pace the steps as a control loop would: caches are cold after a pause; each tick is "
+        "one runtime's, so that several take several times as long [back to back]",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw which share of the steps took longer than a time, as SVG; replaced if it exists",
     )
     parser.add_argument(
         "--write",
@@ -60,38 +68,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     from serving import read_bundle
 
+    if arguments.plot is not None and not arguments.plot.absolute().parent.is_dir():
+        raise CommandError(
+            f"--plot {arguments.plot}: there is no directory {arguments.plot.parent}"
+        )
     bundle = read_bundle(arguments.bundle)
     policies = load_runtimes(arguments.bundle, arguments.runtime, note=output.note)
-    results = []
+    steps, rate_hz = arguments.steps, arguments.rate_hz
+    if rate_hz is not None:
+        rounds = len(policies) * len(arguments.batch_sizes)
+        output.note(
+            f"{rounds} times {steps} steps at {rate_hz:g} Hz: {rounds * steps / rate_hz:.0f} s"
+        )
+    results, times = [], {}
     for batch_size in arguments.batch_sizes:
         sessions = {name: policy.session(batch_size) for name, policy in policies.items()}
         observations = golden_observations(bundle, batch_size)
-        timings = interleaved_step_times(
-            sessions, observations, steps=arguments.steps, rate_hz=arguments.rate_hz
-        )
-        results += [
-            {"runtime": name, "batch_size": batch_size, "steps": arguments.steps, **summary(times)}
-            for name, times in timings.items()
-        ]
+        for name, taken in time_sessions(sessions, observations, steps, rate_hz).items():
+            what = {"runtime": name, "batch_size": batch_size, "steps": steps}
+            results.append({**what, **summary(taken)})
+            times[f"{name}, batch {batch_size}"] = taken.wall_s
+    if arguments.write:
+        output.note(f"written to {write_latency(bundle, rate_hz, results)}")
+    if arguments.plot is not None:
+        pace = "back to back" if rate_hz is None else f"at {rate_hz:g} Hz"
+        title = f"{bundle.manifest.name}: {steps} steps of each, {pace}"
+        write_atomically(arguments.plot, latency_plot(times, title))
+        output.note(f"drawn in {arguments.plot}")
+    data = {
+        "bundle": str(bundle.path),
+        "rate_hz": rate_hz,
+        "machine": this_machine(),
+        "results": results,
+    }
+    columns = ("median_s", "p99_s", "p999_s", "max_s", "cpu_s")
     rows = [
         (
             result["runtime"],
             str(result["batch_size"]),
-            microseconds(result["median_s"]),
-            microseconds(result["p99_s"]),
-            microseconds(result["max_s"]),
+            *(microseconds(result[column]) for column in columns),
         )
         for result in results
     ]
-    if arguments.write:
-        output.note(f"written to {write_latency(bundle, arguments.rate_hz, results)}")
-    data = {
-        "bundle": str(bundle.path),
-        "rate_hz": arguments.rate_hz,
-        "machine": this_machine(),
-        "results": results,
-    }
-    output.result(data, table(("runtime", "batch", "median", "p99", "max"), rows))
+    headers = ("runtime", "batch", "median", "p99", "p99.9", "worst", "CPU per step")
+    output.result(data, table(headers, rows))
     return 0
 
 
@@ -121,48 +141,35 @@ def golden_observations(bundle: "Bundle", batch_size: int | None) -> list[Any]:
     ]
 
 
-def interleaved_step_times(
-    sessions: "dict[str, Session]",
-    observations: list[Any],
-    *,
-    steps: int,
-    rate_hz: float | None = None,
-) -> dict[str, np.ndarray]:
+def time_sessions(
+    sessions: "dict[str, Session]", observations: list[Any], steps: int, rate_hz: float | None
+) -> dict[str, StepTimes]:
     """Step all sessions in turn and time each step.
 
     Args:
-        sessions: Sessions by name; each is left `steps` and the warm-up further.
+        sessions: Sessions by name; each is left further than `steps`.
         observations: Batched observations, used over and over.
         steps: Timed steps of each session.
-        rate_hz: Rounds per second, or None for no pauses.
-
-    Returns:
-        Seconds, `[steps]` float64, by name.
+        rate_hz: Steps per second, or None for one after the other.
     """
-    for session in sessions.values():
-        for step in range(WARM_UP_STEPS):
-            session.step(observations[step % len(observations)])
-    times = {name: np.zeros(steps) for name in sessions}
-    clock = time.perf_counter
-    start = clock()
-    for step in range(steps):
-        observation = observations[step % len(observations)]
-        if rate_hz is not None:
-            time.sleep(max(0.0, start + step / rate_hz - clock()))
-        for name, session in sessions.items():
-            before = clock()
-            session.step(observation)
-            times[name][step] = clock() - before
-    return times
+    steppers = {name: session.step for name, session in sessions.items()}
+    for step in steppers.values():
+        for index in range(WARM_UP_STEPS):
+            step(observations[index % len(observations)])
+    if rate_hz is None:
+        return back_to_back(steppers, observations, steps)
+    return paced(steppers, observations, steps, rate_hz)
 
 
-def summary(times: np.ndarray) -> dict[str, Any]:
-    """Median, 99th percentile, maximum and histogram of step times in seconds."""
+def summary(times: StepTimes) -> dict[str, Any]:
+    """Percentiles, maximum, processor time and histogram of steps; times in seconds."""
     return {
-        "median_s": float(np.median(times)),
-        "p99_s": float(np.percentile(times, 99)),
-        "max_s": float(np.max(times)),
-        "histogram": msgspec.to_builtins(latency_histogram(times * 1e6)),
+        "median_s": float(np.median(times.wall_s)),
+        "p99_s": float(np.percentile(times.wall_s, 99)),
+        "p999_s": float(np.percentile(times.wall_s, 99.9)),
+        "max_s": float(np.max(times.wall_s)),
+        "cpu_s": times.cpu_s,
+        "histogram": msgspec.to_builtins(latency_histogram(times.wall_s * 1e6)),
     }
 
 

@@ -5,6 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import serving
 from nnx_ppo.cli import main
 
+SVG = "{http://www.w3.org/2000/svg}"
 RUNTIMES = {"stablehlo", "saved_model", "saved_model_xla", "onnx"}
 
 
@@ -70,7 +72,8 @@ def test_bench_times_every_runtime_at_every_batch_size(
         (runtime, batch) for runtime in RUNTIMES for batch in (1, 4)
     }
     for row in data["results"]:
-        assert 0 < row["median_s"] <= row["p99_s"] <= row["max_s"] < 1
+        assert 0 < row["median_s"] <= row["p99_s"] <= row["p999_s"] <= row["max_s"] < 1
+        assert 0 < row["cpu_s"] < 1
         assert sum(row["histogram"]["counts"]) == 20
 
 
@@ -121,6 +124,29 @@ def test_bench_keeps_the_rate_that_it_is_given(
     data = result(capsys, *argv)
     assert data["rate_hz"] == 500
     assert [row["steps"] for row in data["results"]] == [20]
+
+
+def test_bench_draws_how_many_steps_took_longer_than_a_time(
+    graph_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "times.svg"
+    argv = ("bench", graph_bundle, "--steps", 40, "--batch-sizes", "1,2", "--plot", plot)
+    data = result(capsys, *argv)
+    root = ElementTree.parse(plot).getroot()
+    texts = [element.text for element in root.iter(SVG + "text")]
+    curves = list(root.iter(SVG + "polyline"))
+    for row in data["results"]:
+        assert f"{row['runtime']}, batch {row['batch_size']}" in texts
+    assert len(curves) == len(data["results"])
+    for curve in curves:
+        points = [[float(n) for n in point.split(",")] for point in curve.get("points", "").split()]
+        assert len(points) > 2
+        # Times and ranks only grow to the right and down, within the frame.
+        assert points == sorted(points)
+        assert all(72 <= x <= 570 and 24 <= y <= 364 for x, y in points)
+    # Found out before anything is measured.
+    assert main(["bench", str(graph_bundle), "--plot", str(tmp_path / "no" / "times.svg")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
 
 
 def test_run_without_a_plant_replays_golden_observations_at_the_bundles_rate(
