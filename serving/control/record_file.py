@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -230,6 +229,8 @@ def _parse_info(data: bytes, file: Path) -> RecordInfo:
 
 def _loaded_versions() -> dict[str, str]:
     """Versions of the libraries in this process that compute."""
+    from importlib import metadata  # takes a tenth of what all of this package takes
+
     versions = {"python": sys.version.split()[0]}
     for module in ("numpy", "onnxruntime", "jax", "tensorflow"):
         if module in sys.modules:
