@@ -8,9 +8,9 @@ forms, since it would not remove anything by itself: `network`, the step with th
 buffers, constants folded and dead code removed; and `step`, our simplified one with delays in time
 order, which is as far as our passes are common to all formats. It gets both for batch 1 only, which
 spares it every question of shape; our file takes any batch. The files run in one process on one
-thread at batch 1, step by step in turn, so that the machine's noise meets all of them alike; once
-with `run`, where handing arrays over costs as much as a small network, and once with bound memory.
-Before that the outputs of all are compared.
+thread at batch 1, in turn 25 steps each and in another order each time, so that the machine's noise
+meets all of them alike; once with `run`, where handing arrays over costs as much as a small
+network, and once with bound memory. Before that the outputs of all are compared.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from export.formats.onnx import convert
 from export.network_copy import reference_copy
 from export.step import build_step, observation_spec
 from export.trace import trace_step
+from nnx_ppo.cli.step_timing import back_to_back
+
+WARM_UP_STEPS = 100
 
 
 def main() -> None:
@@ -73,15 +76,16 @@ def compare(case: str, steps: int) -> dict[str, dict[str, Any]]:
     for name, step in steppers.items():
         # The first output is the action; the carries of the network's own layout differ in form.
         rows[name]["difference"] = float(np.max(np.abs(step.run()[0] - reference)))
-    ways: dict[str, dict[str, Callable[[], Any]]] = {
+    ways: dict[str, dict[str, Callable[[Any], Any]]] = {
         "run": {name: step.run for name, step in steppers.items()},
         "bound": {name: step.run_bound for name, step in steppers.items()},
     }
     for way, calls in ways.items():
-        for name, times in interleaved(calls, steps).items():
+        back_to_back(calls, [None], WARM_UP_STEPS)
+        for name, times in back_to_back(calls, [None], steps).items():
             rows[name][way] = {
-                "median_us": float(np.median(times) * 1e6),
-                "p99_us": float(np.percentile(times, 99) * 1e6),
+                "median_us": float(np.median(times.wall_s) * 1e6),
+                "p99_us": float(np.percentile(times.wall_s, 99) * 1e6),
             }
     return rows
 
@@ -149,10 +153,10 @@ class Stepper:
             *self._bound(self._binding.bind_ortvalue_output, {port.name: a for port, a in outputs}),
         ]
 
-    def run(self) -> list[Any]:
+    def run(self, _: Any = None) -> list[Any]:
         return self._session.run(None, self._feeds)
 
-    def run_bound(self) -> None:
+    def run_bound(self, _: Any = None) -> None:
         self._session.run_with_iobinding(self._binding)
 
     @staticmethod
@@ -163,18 +167,6 @@ class Stepper:
         for name, value in values.items():
             bind(name, value)
         return list(values.values())
-
-
-def interleaved(steppers: dict[str, Callable[[], Any]], steps: int) -> dict[str, np.ndarray]:
-    """Returns seconds per step of each, taken in turn."""
-    times = {name: np.empty(steps) for name in steppers}
-    for index in range(-100, steps):
-        for name, step in steppers.items():
-            start = time.perf_counter()
-            step()
-            if index >= 0:
-                times[name][index] = time.perf_counter() - start
-    return times
 
 
 def as_table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
