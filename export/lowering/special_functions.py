@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
@@ -193,7 +194,9 @@ def digamma(x: Any) -> Any:
     angle = pi * (x - tf.round(x))
     result = tf.where(reflected, direct - pi * tf.cos(angle) / tf.sin(angle), direct)
     pole = tf.logical_and(tf.less_equal(x, zero), tf.equal(tf.floor(x), x))
-    return tf.where(pole, nan, result)
+    # At zero, older versions of JAX give NaN as at the other poles, 0.12 gives -infinity.
+    at_zero = constants(x, float(jax.lax.digamma(0.0)))[0]
+    return tf.where(tf.equal(x, zero), at_zero, tf.where(pole, nan, result))
 
 
 def zeta(s: Any, q: Any) -> Any:

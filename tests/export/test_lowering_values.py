@@ -107,7 +107,6 @@ UNARY = {
     "floor": lax.floor,
     "integer_pow": lambda x: lax.integer_pow(x, 3),
     "is_finite": lax.is_finite,
-    "lgamma": lax.lgamma,
     "log1p": lax.log1p,
     "logistic": lax.logistic,
     "neg": lax.neg,
@@ -123,7 +122,13 @@ UNARY = {
 }
 
 # XLA takes a subnormal argument for zero in these, or means to; some runtimes do not.
-CALM_UNARY = {"cbrt": lax.cbrt, "log": lax.log, "rsqrt": lax.rsqrt, "sqrt": lax.sqrt}
+CALM_UNARY = {
+    "cbrt": lax.cbrt,
+    "lgamma": lax.lgamma,
+    "log": lax.log,
+    "rsqrt": lax.rsqrt,
+    "sqrt": lax.sqrt,
+}
 
 BINARY = {
     "add": lax.add,
