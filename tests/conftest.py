@@ -19,6 +19,12 @@ from jaxtyping import install_import_hook
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# More than half of the suite's time is XLA compiling, often what another test or an earlier run has
+# compiled. Processes that tests start have no part in this: some are killed while they write.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache/jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
 # Annotated shapes and dtypes are checked at run time in everything imported from here on.
 install_import_hook(["nnx_ppo", "export", "serving"], "beartype.beartype")
 
@@ -38,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # About flax's own annotation: nnx.State is generic over typing.Hashable.
     deprecated_hint = "beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
     config.addinivalue_line("filterwarnings", f"ignore::{deprecated_hint}")
+    # An entry that another worker is just writing, or was stopped in, is compiled once more; and a
+    # tree that cannot be written does without.
+    damaged = "ignore:Error (reading|writing) persistent compilation cache entry:UserWarning"
+    config.addinivalue_line("filterwarnings", damaged)
 
 
 @pytest.fixture

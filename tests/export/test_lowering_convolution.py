@@ -35,9 +35,11 @@ def arranged(array, own, layout):
     return np.ascontiguousarray(np.transpose(array, [own.index(letter) for letter in layout]))
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize(
+    ("dimensions", "batch_size"),
+    [(1, None), (1, 3), (2, None), (2, 3), (3, None), pytest.param(3, 3, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_convolution(dimensions, case, batch_size):
     options = dict(CASES[case])
     groups = options.pop("feature_group_count", 1)

@@ -62,8 +62,19 @@ LEAVES = st.lists(
 
 
 @given(LEAVES, st.data())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 def test_packed_buffers_give_the_same_actions_and_hold_the_same_values(leaves, data):
+    assert_packs_well(leaves, data)
+
+
+@pytest.mark.slow
+@given(LEAVES, st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_many_packed_buffers_give_the_same_actions_and_hold_the_same_values(leaves, data):
+    assert_packs_well(leaves, data)
+
+
+def assert_packs_well(leaves, data):
     reads = [
         data.draw(st.lists(st.integers(1, depth), min_size=1, max_size=3)) for depth, _ in leaves
     ]

@@ -17,7 +17,7 @@ from export.prng_keys import without_key_type
 ARTEFACTS = ["stablehlo", "saved_model", "saved_model_xla", "onnx"]
 
 
-LONG = ("lstm", "population_graph")
+LONG = ("lstm",)
 """Networks that are followed for a thousand steps each time; the others in the slow part."""
 
 
