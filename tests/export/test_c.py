@@ -13,7 +13,7 @@ import export_networks
 import numpy as np
 import onnx
 import pytest
-from c_policies import STRICT, compile_and_run, mixed
+from c_policies import STRICT, compile_and_run, compile_and_run_alone, mixed
 from onnx import TensorProto, helper
 
 from export import ExportError, MissingExtraError, export_policy, verify_parity
@@ -249,19 +249,48 @@ def test_numbers_are_written_exactly(value, dtype, text):
     assert literal(np.asarray(value, dtype)[()], dtype) == text
 
 
-def test_an_operation_that_has_no_c_is_refused_by_name():
-    nodes = [helper.make_node("Unheard", ["x"], ["y"], domain="")]
-    shape = [1, 2]
+def one_node(operation, **constants):
+    """Return a model of one node from x to y, rows of two floats."""
     graph = helper.make_graph(
-        nodes,
+        [helper.make_node(operation, ["x", *constants], ["y"], domain="")],
         "policy",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor(k, TensorProto.FLOAT, [], [v]) for k, v in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     assert isinstance(model, onnx.ModelProto)
+    return model
+
+
+def test_an_operation_that_has_no_c_is_refused_by_name():
     with pytest.raises(ExportError, match=r"in C: .*is Unheard, used by the module layers.3;"):
-        generate(model, lambda: {"Unheard": ["layers.3"]})
+        generate(one_node("Unheard"), lambda: {"Unheard": ["layers.3"]})
+
+
+def test_a_limit_alone_is_a_program_too_and_keeps_nan(tmp_path):
+    # Its headers are fewer than those of a whole network.
+    code = generate(one_node("Clip", low=-1.0, high=0.5), dict).code
+    (tmp_path / "network.h").write_text(code)
+    main = """
+    #include <stdio.h>
+    #include "network.h"
+
+    int main(void)
+    {
+        const float given[3][1][2] = {{{-3.0f, 7.0f}}, {{0.25f, NAN}}, {{INFINITY, -INFINITY}}};
+        float limited[1][2];
+        int row;
+
+        for (row = 0; row < 3; ++row) {
+            policy_network(given[row], limited);
+            printf("%g %g\\n", limited[0][0], limited[0][1]);
+        }
+        return 0;
+    }
+    """
+    done = compile_and_run_alone(main, tmp_path, f"-I{tmp_path}")
+    assert done.stdout.split() == ["-1", "0.5", "0.25", "nan", "0.5", "-1"]
 
 
 def test_the_module_of_an_operation_is_known():
