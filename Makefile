@@ -22,6 +22,10 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 # interrupted leaves no stamp and is done again.
 CREATED := $(VENV)/.created-$(VERSION)
 FOR_DEMO := $(VENV)/.demo-$(VERSION)
+# A Triton server, for the tests of fleets. Without its dependencies: they ask for NumPy 1, and only
+# the server in the package is used. Elsewhere than on Linux on x86_64 there is none, and those
+# tests fail with an error that says so.
+TRITON_SERVER := 'nvidia-pytriton>=0.7; sys_platform == "linux" and platform_machine == "x86_64"'
 FOR_TEST := $(VENV)/.test-$(VERSION)
 
 .PHONY: demo test test-slow test-browser test-embedded coverage-table lint format clean check-python
@@ -74,4 +78,5 @@ $(FOR_DEMO): pyproject.toml $(CREATED)
 
 $(FOR_TEST): pyproject.toml $(CREATED)
 	$(RUN) -m pip install --disable-pip-version-check --quiet --editable '.[all,dev]'
+	$(RUN) -m pip install --disable-pip-version-check --quiet --no-deps $(TRITON_SERVER)
 	touch $@

@@ -27,14 +27,25 @@ from serving.errors import (
     ActionError,
     BundleError,
     CarryError,
+    FleetError,
     LoopError,
     ObservationError,
     PlantError,
     RecordError,
     RuntimeUnavailableError,
+    SequenceLimitError,
+    SequenceLostError,
+    ServerError,
     ServingError,
     StepError,
     TreeError,
+)
+from serving.fleet import (
+    Addresses,
+    FleetSettings,
+    RemotePolicy,
+    TritonServer,
+    write_model_repository,
 )
 from serving.plant import PlantSummary, RemotePlant, serve_plant
 from serving.policy import Policy, load_policy
@@ -68,6 +79,11 @@ __all__ = [
     "RemotePlant",
     "serve_plant",
     "PlantSummary",
+    "RemotePolicy",
+    "TritonServer",
+    "Addresses",
+    "write_model_repository",
+    "FleetSettings",
     "flush_denormals",
     "ServingError",
     "BundleError",
@@ -80,4 +96,8 @@ __all__ = [
     "LoopError",
     "RecordError",
     "PlantError",
+    "FleetError",
+    "ServerError",
+    "SequenceLostError",
+    "SequenceLimitError",
 ]

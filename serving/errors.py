@@ -77,3 +77,23 @@ class RecordError(ServingError):
 
 class PlantError(ServingError):
     """The connection to a simulated plant failed, or the other side reported an error."""
+
+
+class FleetError(ServingError):
+    """A policy cannot be served to a fleet, or a server does not do what it was asked for."""
+
+
+class ServerError(FleetError):
+    """The inference server cannot be started or reached, has ended, or refuses a request."""
+
+
+class SequenceLostError(FleetError):
+    """The server has no carry for this robot any more, or nobody can say which one it has.
+
+    It was idle for too long, the server was started anew, a request was lost or repeated. No action
+    is given, and none will be until `RemotePolicy.reset` begins a new sequence.
+    """
+
+
+class SequenceLimitError(FleetError):
+    """The server keeps as many sequences as it may; this one was not begun."""

@@ -11,7 +11,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Package -> modules that its extra does not install.
 ABSENT = {
-    "serving": ["jax", "jaxlib", "flax", "optax", "tensorflow", "tf2onnx", "onnx", "matplotlib"],
+    "serving": [
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "tensorflow",
+        "tf2onnx",
+        "onnx",
+        "matplotlib",
+        "tritonclient",
+    ],
     "nnx_ppo": ["tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime", "matplotlib", "beartype"],
     "export": ["beartype", "hypothesis", "pytest", "emx_onnx_cgen"],
 }
@@ -32,6 +42,8 @@ for name in {modules!r}:
 
 # Imported by `load_policy` when it is asked for one of them, each with an extra of its own.
 ON_REQUEST = {
+    "serving.fleet.grpc_connection",
+    "serving.fleet.triton_model",  # within a server, which brings the module that it needs
     "serving.runtimes.litert",
     "serving.runtimes.saved_model",
     "serving.runtimes.stablehlo",

@@ -60,6 +60,11 @@ def test_serving_offers_these_names() -> None:
         "RemotePlant",
         "serve_plant",
         "PlantSummary",
+        "RemotePolicy",
+        "TritonServer",
+        "Addresses",
+        "write_model_repository",
+        "FleetSettings",
         "flush_denormals",
         "ServingError",
         "BundleError",
@@ -72,6 +77,10 @@ def test_serving_offers_these_names() -> None:
         "LoopError",
         "RecordError",
         "PlantError",
+        "FleetError",
+        "ServerError",
+        "SequenceLostError",
+        "SequenceLimitError",
     ]
 
 
@@ -97,6 +106,8 @@ def test_the_command_offers_these_subcommands() -> None:
         "run",
         "replay",
         "bench",
+        "triton",
+        "serve",
         "simulate",
         "demo",
     ]

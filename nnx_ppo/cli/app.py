@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run a bundle in a control loop", "serving"),
     "replay": ("run a flight record again and compare", "serving"),
     "bench": ("time one control step in every runtime", "serving"),
+    "triton": ("write a bundle into a Triton model repository", "serving"),
+    "serve": ("serve a bundle to a fleet with a Triton server", "triton"),
     "simulate": ("serve a built-in environment as a plant", "train"),
     "demo": ("the whole path, from training to a control loop", "export"),
 }

@@ -14,6 +14,7 @@ EXTRA_OF_MODULE = {
     "tf2onnx": "export",
     "tensorflow": "saved-model",
     "onnxruntime": "serving",
+    "tritonclient": "triton",
 }
 
 
