@@ -103,7 +103,9 @@ def test_light_imports_bring_no_training_library(statement: str) -> None:
     assert modules_after(statement) & TRAINING_ONLY == set()
 
 
-@pytest.mark.parametrize("command", ["inspect", "diff", "selftest", "run", "replay", "bench"])
+@pytest.mark.parametrize(
+    "command", ["inspect", "diff", "selftest", "run", "replay", "bench", "triton", "serve"]
+)
 def test_a_robots_commands_start_without_training_libraries(command: str) -> None:
     statement = f"from nnx_ppo.cli.app import main; assert main(['{command}', '--help']) == 0"
     assert modules_after(statement) & (TRAINING_ONLY | {"rich"}) == set()
