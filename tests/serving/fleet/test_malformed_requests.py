@@ -111,6 +111,15 @@ def test_hundreds_of_malformed_requests_are_refused_and_harm_nobody(
     assert server.pid == pid and server.poll() is None
 
 
+def test_tensors_larger_than_memory_are_survived(server: TritonServer) -> None:
+    """Without the gateway the first of these ends the server of version 2.51."""
+    for shape in ([1783, 1472, 910, 609], [1, 2**31 - 1], [2**40], [2**62, 4]):
+        tensor = {"name": "obs.goal", "datatype": "FP32", "shape": shape, "data": [0.5]}
+        body = json.dumps({"parameters": {"sequence_id": 1}, "inputs": [tensor]}).encode()
+        assert http_status(server, "/v2/models/leaky/infer", body, {}) == 400
+    assert server.poll() is None
+
+
 def test_bodies_of_ten_megabytes_are_survived(server: TritonServer) -> None:
     body = np.random.default_rng(1).bytes(10 * 2**20)
     for headers in ({}, {"Inference-Header-Content-Length": "100"}):
