@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 from serving.errors import ServerError
+
+_ERROR = re.compile(r"[EF][0-9]{4} ")
+"""How the server marks a line about an error: a letter, and the date."""
 
 
 def reason_in(lines: list[str]) -> str:
@@ -16,7 +20,7 @@ def reason_in(lines: list[str]) -> str:
 
     Why models failed to load if that is it, else other errors, else its last lines.
     """
-    errors = [line.partition("] ")[2].strip(' "') for line in lines if line[:1] in ("E", "F")]
+    errors = [line.partition("] ")[2].strip(' "') for line in lines if _ERROR.match(line)]
     errors += [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     failed = [error for error in errors if "failed to load" in error and " version " in error]
     chosen = failed or [error for error in errors if "CudaDriverHelper" not in error] or lines[-5:]

@@ -9,7 +9,7 @@ from typing import Any
 import fleet_client
 import numpy as np
 import pytest
-from test_server import batch_sizes, finish, metrics, start_clients, worst_difference
+from fleet_checks import batch_sizes, finish, metrics, start_clients, worst_difference
 
 from serving import (
     FleetSettings,

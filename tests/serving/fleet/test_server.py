@@ -1,12 +1,8 @@
 """A real Triton server on loopback, asked by unmodified tritonclients and by ours."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +10,11 @@ import fleet_client
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.http
+from fleet_checks import batch_sizes, finish, metrics, start_clients, worst_difference
 from tritonclient.utils import InferenceServerException
 
 from serving import (
+    ControlLoop,
     RemotePolicy,
     SequenceLimitError,
     SequenceLostError,
@@ -25,94 +22,12 @@ from serving import (
     TritonServer,
     load_policy,
 )
-from serving import tree as trees
 
 OUTPUTS = ["action.gripper", "action.joints"]
 
 
 def ports_of(leaky: Any) -> list[Any]:
     return [[port.name, port.shape, port.dtype] for port in leaky.manifest().observation_ports]
-
-
-def start_clients(
-    server: TritonServer,
-    model: str,
-    ports: list[Any],
-    groups: list[tuple[str, list[int]]],
-    *,
-    steps: int,
-    outputs: list[str],
-    out: Path,
-) -> list[subprocess.Popen[str]]:
-    at = {"grpc": server.addresses.grpc, "http": server.addresses.http}
-    return [
-        subprocess.Popen(
-            [
-                sys.executable,
-                fleet_client.__file__,
-                json.dumps(
-                    {
-                        "protocol": protocol,
-                        "url": at[protocol],
-                        "model": model,
-                        "ports": ports,
-                        "outputs": outputs,
-                        "robots": robots,
-                        "steps": steps,
-                        "out": str(out / f"{robots[0]}.npz"),
-                    }
-                ),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for protocol, robots in groups
-    ]
-
-
-def finish(clients: list[subprocess.Popen[str]]) -> None:
-    for client in clients:
-        _, said = client.communicate(timeout=600.0)
-        assert client.returncode == 0, said
-
-
-def worst_difference(bundle: Path, ports: list[Any], steps: int, out: Path) -> float:
-    """The largest difference to local sessions of all actions in the files of `out`."""
-    policy = load_policy(bundle)
-    manifest = policy.manifest
-    worst = 0.0
-    robots = {}
-    for file in out.glob("*.npz"):
-        robots.update(np.load(file))
-    for robot in sorted({int(name.partition("/")[0]) for name in robots}):
-        seen = fleet_client.observations(ports, robot, steps)
-        session = policy.session()
-        for step in range(steps):
-            leaves = [
-                None if leaf.port is None else seen[leaf.port][step].reshape(leaf.shape)
-                for leaf in trees.leaves(manifest.observation)
-            ]
-            action = session.step(trees.unflatten(manifest.observation, leaves))
-            values = trees.flatten(manifest.action, action)
-            for leaf, value in zip(trees.leaves(manifest.action), values, strict=True):
-                given = robots[f"{robot}/{leaf.port}"][step].reshape(leaf.shape)
-                worst = max(worst, float(np.abs(given - value).max()))
-    return worst
-
-
-def batch_sizes(server: TritonServer, model: str) -> dict[int, int]:
-    """How many runs there were of each batch size, as the server counts them."""
-    with tritonclient.grpc.InferenceServerClient(server.addresses.grpc) as client:
-        (stats,) = client.get_inference_statistics(model).model_stats
-    return {entry.batch_size: entry.compute_infer.count for entry in stats.batch_stats}
-
-
-def metrics(server: TritonServer) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{server.addresses.metrics}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, _, value in pairs}
 
 
 def test_robots_of_several_processes_get_the_actions_of_local_sessions(
@@ -170,6 +85,16 @@ def test_a_remote_policy_acts_as_a_session(
             np.testing.assert_allclose(given["gripper"], expected["gripper"], atol=1e-6)
             assert given["gripper"].shape == () and given["joints"].dtype == np.float32
         assert robot.steps == 10
+
+
+def test_a_control_loop_runs_a_remote_policy(server: TritonServer, leaky: Any) -> None:
+    observation = leaky.tree(leaky.observe(np.random.default_rng(6), 1), 0)
+    sent: list[Any] = []
+    with RemotePolicy(server.addresses.grpc, model_name="leaky", timeout_s=20.0) as robot:
+        loop = ControlLoop(robot, lambda: observation, sent.append)
+        assert loop.rate_hz == 50.0
+        report = loop.run(duration_s=0.2)
+        assert report.steps == robot.steps == len(sent) > 0
 
 
 def test_an_idle_robot_is_told_and_begins_anew(server: TritonServer, leaky: Any) -> None:
