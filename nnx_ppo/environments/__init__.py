@@ -1,5 +1,6 @@
 """Built-in environments in pure JAX, each with a return that counts as solving it."""
 
+from nnx_ppo.environments.balance import Balance
 from nnx_ppo.environments.registry import ENVIRONMENTS, make_environment
 from nnx_ppo.environments.state import DelayedState, EnvironmentState
 from nnx_ppo.environments.swing_up import SwingUp
@@ -11,6 +12,7 @@ __all__ = [
     "ENVIRONMENTS",
     "SwingUp",
     "SwingUpDelayed",
+    "Balance",
     "TwoArm",
     "EnvironmentState",
     "DelayedState",

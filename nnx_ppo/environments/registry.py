@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from nnx_ppo.environments.balance import Balance
 from nnx_ppo.environments.swing_up import SwingUp
 from nnx_ppo.environments.swing_up_delayed import SwingUpDelayed
 from nnx_ppo.environments.two_arm import TwoArm
@@ -9,6 +10,7 @@ from nnx_ppo.environments.two_arm import TwoArm
 ENVIRONMENTS: dict[str, Any] = {
     "swing_up": SwingUp,
     "swing_up_delayed": SwingUpDelayed,
+    "balance": Balance,
     "two_arm": TwoArm,
 }
 """Classes of the built-in environments."""

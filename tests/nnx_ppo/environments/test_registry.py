@@ -7,7 +7,7 @@ from nnx_ppo.environments import ENVIRONMENTS, make_environment
 
 
 def test_these_environments_are_built_in() -> None:
-    assert list(ENVIRONMENTS) == ["swing_up", "swing_up_delayed", "two_arm"]
+    assert list(ENVIRONMENTS) == ["swing_up", "swing_up_delayed", "balance", "two_arm"]
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
