@@ -27,6 +27,7 @@ from serving.errors import (
     ActionError,
     BundleError,
     CarryError,
+    EvaluationError,
     FleetError,
     LoopError,
     ObservationError,
@@ -40,6 +41,7 @@ from serving.errors import (
     StepError,
     TreeError,
 )
+from serving.evaluation import EvaluationReport, evaluate_policy
 from serving.fleet import (
     Addresses,
     FleetSettings,
@@ -47,6 +49,7 @@ from serving.fleet import (
     TritonServer,
     write_model_repository,
 )
+from serving.mujoco_plant import MujocoPlant
 from serving.plant import PlantSummary, RemotePlant, serve_plant
 from serving.policy import Policy, load_policy
 from serving.self_test import PortComparison, SelfTestReport, self_test
@@ -84,6 +87,9 @@ __all__ = [
     "Addresses",
     "write_model_repository",
     "FleetSettings",
+    "MujocoPlant",
+    "evaluate_policy",
+    "EvaluationReport",
     "flush_denormals",
     "ServingError",
     "BundleError",
@@ -100,4 +106,5 @@ __all__ = [
     "ServerError",
     "SequenceLostError",
     "SequenceLimitError",
+    "EvaluationError",
 ]

@@ -97,3 +97,7 @@ class SequenceLostError(FleetError):
 
 class SequenceLimitError(FleetError):
     """The server keeps as many sequences as it may; this one was not begun."""
+
+
+class EvaluationError(ServingError):
+    """A policy cannot be evaluated in an environment: the two do not fit each other."""

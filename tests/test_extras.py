@@ -12,17 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # Package -> modules that its extra does not install.
 ABSENT = {
     "serving": [
-        "jax",
-        "jaxlib",
-        "flax",
-        "optax",
-        "tensorflow",
-        "tf2onnx",
-        "onnx",
-        "matplotlib",
-        "tritonclient",
+        *["jax", "jaxlib", "flax", "optax", "tensorflow", "tf2onnx", "onnx", "matplotlib"],
+        *["gymnasium", "mujoco", "tritonclient"],
     ],
-    "nnx_ppo": ["tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime", "matplotlib", "beartype"],
+    "nnx_ppo": [
+        *["tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime", "matplotlib", "beartype"],
+        *["gymnasium", "mujoco"],
+    ],
     "export": ["beartype", "hypothesis", "pytest", "emx_onnx_cgen"],
 }
 
@@ -40,10 +36,11 @@ for name in {modules!r}:
 """
 
 
-# Imported by `load_policy` when it is asked for one of them, each with an extra of its own.
+# Imported when somebody asks for one of them, each with an extra of its own.
 ON_REQUEST = {
     "serving.fleet.grpc_connection",
     "serving.fleet.triton_model",  # within a server, which brings the module that it needs
+    "nnx_ppo.wrappers.gymnasium_view",
     "serving.runtimes.litert",
     "serving.runtimes.saved_model",
     "serving.runtimes.stablehlo",

@@ -65,6 +65,9 @@ def test_serving_offers_these_names() -> None:
         "Addresses",
         "write_model_repository",
         "FleetSettings",
+        "MujocoPlant",
+        "evaluate_policy",
+        "EvaluationReport",
         "flush_denormals",
         "ServingError",
         "BundleError",
@@ -81,6 +84,7 @@ def test_serving_offers_these_names() -> None:
         "ServerError",
         "SequenceLostError",
         "SequenceLimitError",
+        "EvaluationError",
     ]
 
 
@@ -108,6 +112,7 @@ def test_the_command_offers_these_subcommands() -> None:
         "bench",
         "triton",
         "serve",
+        "evaluate",
         "simulate",
         "demo",
     ]

@@ -148,6 +148,14 @@ def test_a_runtime_whose_extra_is_missing_names_the_install_command(
     assert 'pip install "nnx-ppo-deploy[saved-model]"' in line
 
 
+def test_an_evaluation_without_gymnasium_names_the_install_command(
+    robot: Path, graph_bundle: Path, tmp_path: Path
+) -> None:
+    command = (robot / "nnx-ppo", "evaluate", graph_bundle, "--env", "Pendulum-v1")
+    (line,) = run(*command, cwd=tmp_path, expect=2).stderr.splitlines()
+    assert 'pip install "nnx-ppo-deploy[gymnasium]"' in line
+
+
 def test_export_without_its_extra_names_the_install_command(robot: Path, tmp_path: Path) -> None:
     done = run(robot / "python", "-c", "import export", cwd=tmp_path, expect=1)
     assert "nnx-ppo-deploy[export]" in done.stderr.splitlines()[-1]

@@ -1,8 +1,9 @@
 """Parses the command line, runs one subcommand, and turns what happens into an exit status.
 
 Exit status: 0 done; 1 the finding that was asked for (parity failed, self-test failed, deadline
-budget missed, bundles differ); 2 wrong use or an error, with one line on standard error; 130
-interrupted, 143 terminated, 129 hung up, each after what was half written has been removed.
+budget missed, return too low, bundles differ); 2 wrong use or an error, with one line on standard
+error; 130 interrupted, 143 terminated, 129 hung up, each after what was half written has been
+removed.
 """
 
 import argparse
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("time one control step in every runtime", "serving"),
     "triton": ("write a bundle into a Triton model repository", "serving"),
     "serve": ("serve a bundle to a fleet with a Triton server", "triton"),
+    "evaluate": ("run whole episodes in an environment", "gymnasium"),
     "simulate": ("serve a built-in environment as a plant", "train"),
     "demo": ("the whole path, from training to a control loop", "export"),
 }

@@ -15,6 +15,8 @@ EXTRA_OF_MODULE = {
     "tensorflow": "saved-model",
     "onnxruntime": "serving",
     "tritonclient": "triton",
+    "gymnasium": "gymnasium",
+    "mujoco": "mujoco",
 }
 
 
