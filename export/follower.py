@@ -29,8 +29,8 @@ class Follower:
         mode: `free_running`, with the session's own carry, or `teacher_forced`, with the network's.
         steps: Steps of the trajectory.
         bound: Absolute bound and, added to it, relative bound.
-        effects: Called where a bound is violated, returns output → its rounding effect, as
-            `PortResult` explains it, which the bound is then widened by.
+        effects: Called where a bound is violated, returns output → its rounding effect up to each
+            step, `[T]`, as `PortResult` explains it, which the bound is then widened by.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Follower:
         steps: int,
         bound: float,
         *,
-        effects: Callable[[], Mapping[str, float]] | None = None,
+        effects: Callable[[], Mapping[str, np.ndarray]] | None = None,
     ):
         self._manifest = session.manifest
         self._session = session
@@ -115,7 +115,8 @@ class Follower:
         effects = self._effects()
         self._errors = before
         for name, errors in before.items():
-            errors.widen(effects.get(name, 0.0))
+            if name in effects:
+                errors.widen(effects[name])
             errors.add(self._pieces[name][:count], expected[name])
 
     def comparison(self) -> Comparison:

@@ -228,7 +228,7 @@ def _compare_all(
     return [one.comparison() for pair in followers for one in pair]
 
 
-def _effects(effect: RoundingEffect, forced: Follower) -> dict[str, float]:
+def _effects(effect: RoundingEffect, forced: Follower) -> dict[str, np.ndarray]:
     """Return by how much to widen the bounds of a session that runs free."""
     # A step that is wrong is no rounding.
     return {} if forced.violated else effect.of(forced.errors)

@@ -7,6 +7,7 @@ so recordings are measured a few steps at a time and only what differs at all is
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,13 @@ class PortErrors:
     Args:
         name: The port.
         bound: Absolute bound, and relative bound added to it.
-        effect: The rounding effect that `PortResult` explains.
+        effect: The rounding effect that `PortResult` explains, of each step `[T]` or of all.
 
     Attributes:
         violations: Elements outside the bound so far.
     """
 
-    def __init__(self, name: str, bound: float, effect: float = 0.0):
+    def __init__(self, name: str, bound: float, effect: np.ndarray | float = 0.0):
         self._name = name
         self._bound = bound
         self._effect = effect
@@ -48,12 +49,19 @@ class PortErrors:
         """Largest absolute difference so far."""
         return self._max_abs
 
-    def widen(self, effect: float) -> None:
-        """Have a larger rounding effect from now on, and for what was within bounds so far."""
-        if effect > self._effect:
-            excess, step, row = self._worst
-            self._worst = (excess + self._effect - effect, step, row)
-            self._effect = effect
+    def widen(self, effect: np.ndarray) -> None:
+        """Have a larger rounding effect from now on, and for what was within bounds so far.
+
+        Args:
+            effect: Of each step, `[T]`; where it is smaller than that so far, that stays.
+        """
+        excess, step, row = self._worst
+        before = self._effect_at(step)
+        self._effect = np.maximum(self._effect, effect)
+        self._worst = (excess + before - self._effect_at(step), step, row)
+
+    def _effect_at(self, steps: Any) -> Any:
+        return self._effect[steps] if isinstance(self._effect, np.ndarray) else self._effect
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
         """Measure the next steps, `[T, B, ...]` both."""
@@ -61,7 +69,11 @@ class PortErrors:
         if not expected.size:
             return
         is_float = expected.dtype.kind == "f"
-        places = self._of_interest(actual, expected) if is_float else np.nonzero(actual != expected)
+        if is_float:
+            smallest = float(np.min(self._effect_at(slice(first, self._steps))))
+            places = self._of_interest(actual, expected, smallest)
+        else:
+            places = np.nonzero(actual != expected)
         if not places[0].size:
             return
         own, wanted = actual[places], expected[places]
@@ -81,7 +93,10 @@ class PortErrors:
             # As floats, two long integers that differ may be the same.
             error = np.maximum(error, 1.0)
         magnitude = np.where(np.isfinite(e), np.abs(e), 0.0)
-        excess = error - (self._bound + self._bound * magnitude + self._effect if is_float else 0.0)
+        excess = error
+        if is_float:
+            effect = self._effect_at(first + places[0])
+            excess = error - (self._bound + self._bound * magnitude + effect)
         self.violations += int(np.count_nonzero(excess > 0))
         self._max_abs = max(self._max_abs, float(error.max()))
         relative = error[magnitude > 0] / magnitude[magnitude > 0]
@@ -92,7 +107,9 @@ class PortErrors:
         if is_float:
             self._max_ulp = max(self._max_ulp, _max_ulp(own, wanted))
 
-    def _of_interest(self, actual: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _of_interest(
+        self, actual: np.ndarray, expected: np.ndarray, effect: float
+    ) -> tuple[np.ndarray, ...]:
         """Return where a pair of floats may change what was found so far.
 
         In a run that has gone astray nearly all pairs differ. Few of them are further apart than
@@ -116,7 +133,7 @@ class PortErrors:
             further = error > smaller
             if largest > _lower(self._max_abs):
                 further |= error > _lower(self._max_abs)
-            limit = min(0.0, self._worst[0]) + self._bound + self._effect
+            limit = min(0.0, self._worst[0]) + self._bound + effect
             limit -= _SLACK * abs(limit)
             if largest > limit:
                 close = error > _lower(self._bound) * np.abs(expected) + limit
@@ -139,7 +156,7 @@ class PortErrors:
             worst_row=self._worst[2],
             equal_nans=self._equal_nans,
             violations=self.violations,
-            rounding_effect=self._effect,
+            rounding_effect=float(np.max(self._effect)),
         )
 
 
@@ -148,7 +165,11 @@ def _lower(limit: float) -> float:
 
 
 def measure(
-    name: str, actual: np.ndarray, expected: np.ndarray, bound: float, effect: float = 0.0
+    name: str,
+    actual: np.ndarray,
+    expected: np.ndarray,
+    bound: float,
+    effect: np.ndarray | float = 0.0,
 ) -> PortResult:
     """Compare two whole recordings of one port, `[T, B, ...]` each."""
     errors = PortErrors(name, bound, effect)

@@ -19,6 +19,9 @@ import numpy as np
 
 from export.trajectory import ReferenceRun, reference_step
 
+MARGIN = 8.0
+"""Another disturbance of the same size leads as far a few steps earlier or later."""
+
 _UNIT = float(np.finfo(np.float32).eps)
 
 
@@ -33,33 +36,41 @@ class RoundingEffect:
         self._run = run
         self._manifest = run.manifest
 
-    def of(self, step_errors: Mapping[str, float]) -> dict[str, float]:
-        """Return output → largest distance between the two runs.
+    def of(self, step_errors: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """Return output → how far off each step may be for that reason, `[T]` float64.
+
+        That is the largest distance between the two runs up to the step, times `MARGIN`.
 
         Every float of the carry that a step changes is moved up or down, each element always in the
         same direction, by the larger of the error given for its port and one unit in the last
         place. That is the pessimistic case of a rounding error always to one side.
 
+        An artefact none of whose single steps is off at all has no rounding to be led astray by:
+        then there is no effect, and an empty dict.
+
         Args:
             step_errors: Output → largest error of a step that started from the network's carry.
         """
+        if not any(step_errors.values()):
+            return {}
         next_names = {port.name: port.next_name for port in self._manifest.carry_ports}
         ports = [leaf.port for leaf in self._manifest.network_carry.leaves]
         sizes = [0.0 if port is None else step_errors[next_names[port]] for port in ports]
         run = self._run
         carry = run.reference.initialize_state(run.reset.shape[1])
         actions, leaves, extras = self._distances(sizes, carry, run.observations, run.reset)
-        effects = {next_names[port]: 0.0 for port in ports if port is not None}
+        none = np.zeros(len(run.reset))
+        effects = {next_names[port]: none for port in ports if port is not None}
         for port, distance in zip(ports, leaves, strict=True):
             if port is not None:
-                effects[next_names[port]] = max(effects[next_names[port]], float(distance))
+                effects[next_names[port]] = np.maximum(effects[next_names[port]], distance)
         for names, distances in (
             (self._manifest.action_ports, actions),
             (self._manifest.extra_output_ports, extras),
         ):
             pairs = zip(names, distances, strict=True)
-            effects |= {port.name: float(distance) for port, distance in pairs}
-        return effects
+            effects |= {port.name: np.asarray(distance, np.float64) for port, distance in pairs}
+        return {name: MARGIN * np.maximum.accumulate(far) for name, far in effects.items()}
 
     @functools.cached_property
     def _distances(self) -> Any:
@@ -79,7 +90,7 @@ class RoundingEffect:
 
             twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry)
             _, distances = jax.lax.scan(both, twice, (observations, reset))
-            return jax.tree.map(jnp.max, distances)
+            return distances
 
         return jax.jit(run)
 

@@ -44,8 +44,9 @@ class PortResult(msgspec.Struct, frozen=True):
     violations: int
     """Elements outside the bound."""
     rounding_effect: float = 0.0
-    """Added to the bound: how far rounding alone moves this output of the network itself over the
-    trajectory. Measured only where a free running artefact left its bound; else 0."""
+    """The most that was added to the bound of a step: how far rounding alone may have moved this
+    output of the network itself up to there. Measured only where a free running artefact left its
+    bound; else 0."""
 
 
 class Comparison(msgspec.Struct, frozen=True):

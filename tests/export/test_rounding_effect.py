@@ -9,8 +9,8 @@ from flax import nnx
 
 from export import export_policy, verify_parity
 from export.network_copy import reference_copy
-from export.port_errors import measure
-from export.rounding_effect import RoundingEffect
+from export.port_errors import PortErrors, measure
+from export.rounding_effect import MARGIN, RoundingEffect
 from export.trajectory import ReferenceRun, generate_observations, reset_schedule
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 from serving import read_bundle
@@ -82,12 +82,41 @@ def test_a_network_that_forgets_is_moved_no_further_than_it_is_disturbed(tmp_pat
     observations = generate_observations(manifest, network, 60, 2)
     run = ReferenceRun(manifest, copy, observations, reset_schedule(60, 2))
     effect, effects = RoundingEffect(run), {}
-    for size in (0.0, 1e-3):
-        effects[size] = effect.of({port.next_name: size for port in manifest.carry_ports})
     name = manifest.carry_ports[0].next_name
-    assert 0 < effects[0.0][name] < 1e-6
-    assert 1e-3 <= effects[1e-3][name] < 2e-3
-    assert 0 < effects[1e-3]["action"] < 1e-3
+    for size in (1e-9, 1e-3):
+        effects[size] = effect.of({name: size, "action": 0.0})
+        assert all(values.shape == (60,) for values in effects[size].values())
+        assert all((np.diff(values) >= 0).all() for values in effects[size].values())
+    assert 0 < effects[1e-9][name].max() / MARGIN < 1e-6
+    assert 1e-3 <= effects[1e-3][name].max() / MARGIN < 2e-3
+    assert 0 < effects[1e-3]["action"].max() / MARGIN < 1e-3
+    # Nothing has moved the first action yet.
+    assert effects[1e-3]["action"][0] == 0.0
+    # Where no single step is off at all, there is no rounding to go astray by.
+    assert effect.of({name: 0.0, "action": 0.0}) == {}
+
+
+def test_an_error_before_the_effect_grows_is_a_failure():
+    expected, effect = np.zeros((4, 1, 2), np.float32), np.array([0.0, 1e-6, 0.1, 0.7])
+    actual = expected.copy()
+    actual[3] = 0.5
+    found = measure("a", actual, expected, 1e-5, effect)
+    assert found.violations == 0 and found.rounding_effect == 0.7
+    actual[1, 0, 1] = 0.5
+    found = measure("a", actual, expected, 1e-5, effect)
+    assert (found.violations, found.worst_step) == (1, 1)
+
+
+def test_each_step_is_widened_by_its_own_effect_whenever_that_is_known():
+    expected = np.zeros((4, 1, 2), np.float32)
+    actual = expected + np.float32([1e-6, 2e-6, 5e-4, 5e-4]).reshape(4, 1, 1)
+    errors = PortErrors("a", 1e-5)
+    errors.add(actual[:2], expected[:2])
+    errors.widen(np.array([0.0, 0.0, 0.0, 1e-3]))
+    errors.add(actual[2:], expected[2:])
+    found = errors.result()
+    assert (found.violations, found.worst_step, found.rounding_effect) == (2, 2, 1e-3)
+    assert found.max_abs_error == pytest.approx(5e-4)
 
 
 def test_the_effect_widens_the_bound_of_floats_only():
