@@ -106,6 +106,7 @@ class Session:
                 self._step.run()
                 if check_outputs:
                     self._check_outputs()
+                action = self._copied_action()
             except BaseException as error:  # every runtime has its own family of errors
                 for array, values in zip(self._step.carry, before or [], strict=False):
                     array[...] = values
@@ -117,7 +118,6 @@ class Session:
             finally:
                 if rows is not None:
                     self._step.reset[...] = False
-            action = self._copied_action()
             # Nothing after this line can fail, so the carry moves on only with an action returned.
             self._step.advance()
             self._steps += 1

@@ -106,6 +106,7 @@ class BoundStep(Step, abc.ABC):
 
     def advance(self) -> None:
         """Makes the carry that `run` computed the current one."""
+        # Without a call between them, so that no signal's handler is either.
         self.carry, self.next_carry = self.next_carry, self.carry
         self.run, self._next_run = self._next_run, self.run
 
