@@ -52,7 +52,8 @@ class Generated:
     code: str
     """Text of `policy_network.h`: `static void policy_network(inputs..., outputs...)`."""
     stack_bytes: int
-    """Size of the intermediate results, which lie on the stack."""
+    """Size of the intermediate results, which lie on the stack, with those of the operation that
+    has most of its own."""
 
 
 def generate(
@@ -131,8 +132,9 @@ def _with_plain_names(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in graph.output:
         if value.name in constants:
             constants[value.name].name = f"{names[value.name]}_constant"
-            graph.node.append(
-                helper.make_node("Identity", [f"{names[value.name]}_constant"], [value.name])
+            # First, since other nodes that use the constant read it from the output then.
+            graph.node.insert(
+                0, helper.make_node("Identity", [f"{names[value.name]}_constant"], [value.name])
             )
     rename(graph)
     del model.metadata_props[:]
@@ -187,7 +189,9 @@ def _adapted(code: str) -> Generated:
             f"({left.group(0) if left else 'it uses the heap'}); install another version"
         )
     header = _HEADER.format(version=generator_version())
-    return Generated(header + code, _stack_bytes(entry))
+    functions = re.split(r"^EMX_NODE_FN ", before, flags=re.MULTILINE)[1:]
+    deepest = max((_stack_bytes(function) for function in functions), default=0)
+    return Generated(header + code, _stack_bytes(entry) + deepest)
 
 
 def _with_casts(entry: str, functions: str) -> str:
@@ -213,6 +217,6 @@ def _cast_to(parameter: str, argument: str) -> str:
 
 def _stack_bytes(entry: str) -> int:
     total = 0
-    for kind, sizes in re.findall(r"^    (\w+) \w+((?:\[\d+\])+);$", entry, re.MULTILINE):
+    for kind, sizes in re.findall(r"^ +(\w+) \w+((?:\[\d+\])+)(?:;| = )", entry, re.MULTILINE):
         total += _SIZES.get(kind, 8) * math.prod(int(n) for n in re.findall(r"\d+", sizes))
     return total

@@ -126,12 +126,15 @@ def _self_test(manifest: Manifest) -> str:
         for port in ports:
             name = field_names(ports)[port.name]
             kind = c_type(port)
+            is_float = np.dtype(port.dtype).kind == "f"
+            tolerance = "POLICY_SELF_TEST_TOLERANCE" if is_float else "0.0"
             compared += (
                 f"            for (index = 0; index < {math.prod(port.shape)}; ++index) {{\n"
                 f"                ok &= close_to(\n"
                 f"                    (double)((const {kind} *)&{variable}.{name})[index],\n"
                 f"                    (double)((const {kind} *)&golden[row][step].{struct}.{name})"
                 "[index],\n"
+                f"                    {tolerance},\n"
                 "                    &worst);\n"
                 "            }\n"
             )
@@ -148,17 +151,21 @@ def _self_test(manifest: Manifest) -> str:
 
 #include "policy_golden.h"
 
-static int close_to(double actual, double expected, double *worst)
+static int close_to(double actual, double expected, double tolerance, double *worst)
 {{
     double error = fabs(actual - expected);
 
     if (actual == expected || (isnan(actual) && isnan(expected))) {{
         return 1;
     }}
-    if (!(error <= *worst)) {{
+    /* Of what is not finite, only the same is close. */
+    if (!isfinite(actual) || !isfinite(expected)) {{
+        error = (double)INFINITY;
+    }}
+    if (error > *worst) {{
         *worst = error;
     }}
-    return error <= POLICY_SELF_TEST_TOLERANCE * (1.0 + fabs(expected));
+    return isfinite(error) && error <= tolerance * (1.0 + fabs(expected));
 }}
 
 int policy_self_test(double *max_error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,20 +109,30 @@ class ArtefactRuntime(Runtime):
             for file in bundle.artefact(artefact).files
         }
         sources[_MAIN] = _source(self.manifest, self.file.name).encode()
-        library_file = build(command, sources, _MAIN)
         try:
-            library = ctypes.CDLL(str(library_file))
-            self._function = library.nnx_ppo_rows
-        except (OSError, AttributeError) as error:
-            raise BundleError(
-                self.file, f"{library_file}, made of it, cannot be loaded: {error}; remove that"
-            ) from error
+            library, self._function = _load(build(command, sources, _MAIN))
+        except (OSError, AttributeError):
+            # What lies in the cache is damaged: made anew, it is whole.
+            library_file = build(command, sources, _MAIN, anew=True)
+            try:
+                library, self._function = _load(library_file)
+            except (OSError, AttributeError) as error:
+                raise BundleError(
+                    self.file,
+                    f"{library_file}, just made of it, cannot be loaded: {error}; if programs may "
+                    "not be run from there, name another directory in XDG_CACHE_HOME",
+                ) from error
         self._function.restype = None
         inputs, outputs = _described(library)
         check_signature(self.file, self.manifest, inputs, outputs)
 
     def _make_step(self, batch_size: int) -> Step:
         return CStep(self.manifest, batch_size, self._function)
+
+
+def _load(library_file: Path) -> tuple[ctypes.CDLL, Any]:
+    library = ctypes.CDLL(str(library_file))
+    return library, library.nnx_ppo_rows
 
 
 def _source(manifest: Manifest, entry: str) -> str:

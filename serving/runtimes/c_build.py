@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from serving.errors import RuntimeUnavailableError, ServingError
+from serving.errors import RuntimeUnavailableError
+from serving.files import sync
 
 COMPILERS = ("cc", "gcc", "clang")
 """Tried in this order where the environment variable `CC` names none."""
@@ -40,7 +41,7 @@ _NATIVE = ("-march=native", "-mcpu=native")
 _COMPILE_SECONDS = 600
 
 
-class CacheError(ServingError):
+class CacheError(RuntimeUnavailableError):
     """The cache of compiled policies cannot be used, or not safely."""
 
 
@@ -55,7 +56,13 @@ def find_compiler(given: str | None) -> list[str]:
     """
     named = given or os.environ.get("CC")
     for command in [named] if named else COMPILERS:
-        words = shlex.split(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise RuntimeUnavailableError(
+                f"the C compiler {command!r} is no command: {error}; check the environment "
+                "variable CC"
+            ) from error
         if words and (found := shutil.which(words[0])):
             return [found, *words[1:]]
     tried = repr(named) if named else " nor ".join(COMPILERS)
@@ -66,7 +73,9 @@ def find_compiler(given: str | None) -> list[str]:
     )
 
 
-def build(compiler: Sequence[str], sources: Mapping[str, bytes], main: str) -> Path:
+def build(
+    compiler: Sequence[str], sources: Mapping[str, bytes], main: str, *, anew: bool = False
+) -> Path:
     """Returns the shared object made of `main`, compiling it unless the cache has it.
 
     Blocks for as long as the compiler takes: a second for small networks. Two processes that
@@ -76,16 +85,17 @@ def build(compiler: Sequence[str], sources: Mapping[str, bytes], main: str) -> P
         compiler: command of the compiler.
         sources: text by file name.
         main: the source to compile; it may include the others.
+        anew: compile it also if the cache has it, and replace that.
 
     Raises:
         CacheError: if the cache cannot be written or is not the user's own.
         RuntimeUnavailableError: if the compiler refuses.
     """
     flags = [*FLAGS, *_native_flags(compiler)]
-    name = _hash([_identity(compiler, flags), "\0".join(flags), main], sources)
+    name = _hash([_identity(compiler, flags), "\0".join([*compiler, *flags]), main], sources)
     directory = _cache_directory()
     target = directory / f"{name}.so"
-    if _is_own_file(target):
+    if _is_own_file(target) and not anew:
         return target
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".compiling-") as text:
@@ -94,7 +104,10 @@ def build(compiler: Sequence[str], sources: Mapping[str, bytes], main: str) -> P
                 (work / file).write_bytes(data)
             _run([*compiler, *flags, "-o", "policy.so", main, "-lm"], work)
             os.chmod(work / "policy.so", 0o700)
+            # Else a power cut could leave the name without its content, for every start after it.
+            sync(work / "policy.so")
             os.replace(work / "policy.so", target)
+        sync(directory)
     except OSError as error:
         raise CacheError(
             f"{directory}: cannot be written: {error}; name another directory in XDG_CACHE_HOME"
@@ -166,7 +179,13 @@ def _run(command: Sequence[str], directory: Path) -> None:
 def _cache_directory() -> Path:
     """Returns the directory, made if it is missing, once it is sure to be the user's own."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    try:
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CacheError(
+            f"there is no home directory to keep what is compiled in: {error}; name a directory in "
+            "XDG_CACHE_HOME"
+        ) from error
     directory = root / "nnx-ppo" / "c"
     try:
         for part in (root, directory.parent, directory):

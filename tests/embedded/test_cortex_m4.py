@@ -58,6 +58,8 @@ def test_the_golden_trajectory_is_replayed_on_the_board(name, tmp_path):
     # One that is wrong must be found out, or all this would show nothing.
     network_file = bundle.path / "c" / "policy_network.h"
     text = network_file.read_text()
-    network_file.write_text(text.replace("return tanhf(a);", "return 0.99f * tanhf(a);"))
+    network_file.write_text(
+        text.replace("return policy_tanhf(a);", "return 0.99f * policy_tanhf(a);")
+    )
     said, status = run_on_board(bundle.path, tmp_path)
     assert status == 1 and said["error_1e-12"] > 1e7

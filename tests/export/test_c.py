@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shutil
 import subprocess
@@ -92,6 +93,75 @@ def test_it_compiles_strictly_and_replays_its_trajectory_under_sanitizers(
     done = compile_and_run(policy[2].path, SELF_TEST, tmp_path, *options, compiler=compiler)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 0 < float(done.stdout) < 1e-5
+
+
+CLOSE = """
+#define POLICY_SELF_TEST
+#include "policy.c"
+#include <stdio.h>
+
+static void show(double actual, double expected, double tolerance, double worst)
+{
+    const int close = close_to(actual, expected, tolerance, &worst);
+
+    printf("%d %g\\n", close, worst);
+}
+
+int main(void)
+{
+    const double infinity = (double)INFINITY;
+
+    show(1.5, 1.0, 0.3, 0.1);
+    show(1.5, 1.0, 0.2, 0.1);
+    show(1000001.0, 1000000.0, 0.0, 0.0);
+    show(3.0, infinity, 1e-5, 0.1);
+    show(-infinity, infinity, 1e-5, 0.1);
+    show(infinity, infinity, 1e-5, 0.1);
+    show((double)NAN, 1.0, 1e-5, 0.1);
+    show(1.0, 1.5, 1e-5, infinity);
+    return 0;
+}
+"""
+
+
+def test_the_self_test_takes_nothing_for_close_that_is_not(policy, tmp_path):
+    _, _, bundle = policy
+    done = compile_and_run_alone(CLOSE, tmp_path, f"-I{bundle.path / 'c'}")
+    assert done.stdout.splitlines() == [
+        "1 0.5",
+        "0 0.5",
+        "0 1",
+        "0 inf",
+        "0 inf",
+        "1 0.1",
+        "0 inf",
+        "0 inf",
+    ]
+    # Counters and flags have to be equal.
+    floats = sum(
+        np.dtype(port.dtype).kind == "f"
+        for port in (
+            *bundle.manifest.action_ports,
+            *bundle.manifest.carry_ports,
+            *bundle.manifest.extra_output_ports,
+        )
+    )
+    text = (bundle.path / "c" / "policy.c").read_text()
+    assert text.count(" POLICY_SELF_TEST_TOLERANCE,\n") == floats
+
+
+def test_the_stack_that_is_stated_holds_what_operations_keep_too(policy):
+    _, _, bundle = policy
+    text = (bundle.path / "c" / "policy_network.h").read_text()
+    header = (bundle.path / "c" / "policy.h").read_text()
+    stated = int(re.findall(r"POLICY_STACK_BYTES (\d+)", header)[0])
+    sums = [int(size) for size in re.findall(r"float acc\[(\d+)\];", text)]
+    entry = text[text.index("static void policy_network(") :]
+    held = [
+        math.prod(int(n) for n in re.findall(r"\d+", sizes))
+        for sizes in re.findall(r"^    float tmp\w+((?:\[\d+\])+);", entry, re.MULTILINE)
+    ]
+    assert sums and stated >= 4 * (sum(held) + max(sums))
 
 
 def test_it_uses_no_heap_and_shares_no_memory_between_calls(policy, tmp_path):

@@ -1,5 +1,6 @@
 """The C runtime: what it compiles, where it keeps it, and whom it trusts."""
 
+import ctypes
 import os
 import shutil
 import stat
@@ -42,7 +43,9 @@ def test_what_was_compiled_is_used_again_until_anything_differs(cache, monkeypat
     assert build(compiler, {"a.c": SOURCE["a.c"] + b"\n"}, "a.c") != first
     monkeypatch.setattr(c_build, "FLAGS", tuple(f for f in c_build.FLAGS if f != "-O3"))
     assert build(compiler, SOURCE, "a.c") != first
-    assert sorted(path.suffix for path in cache.iterdir()) == [".so"] * 3
+    # Not all options define a macro.
+    assert build([*compiler, "-fno-signed-zeros"], SOURCE, "a.c") != build(compiler, SOURCE, "a.c")
+    assert sorted(path.suffix for path in cache.iterdir()) == [".so"] * 4
 
 
 def test_processes_that_compile_the_same_at_once_share_one_whole_file(cache):
@@ -93,6 +96,24 @@ def test_a_cache_that_cannot_be_made_is_an_error_about_it(cache, tmp_path):
         build(find_compiler(None), SOURCE, "a.c")
 
 
+def test_without_a_home_the_variable_to_set_is_named(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(CacheError, match="no home directory .* XDG_CACHE_HOME") as caught:
+        build(find_compiler(None), SOURCE, "a.c")
+    # So that what runs all runtimes leaves this one out.
+    assert isinstance(caught.value, RuntimeUnavailableError)
+
+
+def test_a_command_that_cannot_be_split_is_said_plainly(monkeypatch):
+    monkeypatch.setenv("CC", 'gcc "-O2')
+    with pytest.raises(RuntimeUnavailableError, match="is no command: No closing quotation"):
+        find_compiler(None)
+
+
 def test_no_compiler_is_said_plainly(leaky, tmp_path, monkeypatch):
     bundle = bundle_of(leaky, tmp_path / "b")
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -121,13 +142,24 @@ def test_c_that_does_not_match_the_manifest_is_refused(leaky, tmp_path):
         load_policy(bundle_of(leaky, tmp_path / "b", wrong), runtime="c")
 
 
-def test_a_damaged_file_in_the_cache_is_named(leaky, tmp_path, cache):
+def test_a_damaged_file_in_the_cache_is_made_anew(leaky, tmp_path, cache):
     bundle = bundle_of(leaky, tmp_path / "b")
     code = f"from serving import load_policy; load_policy({str(tmp_path / 'b')!r}, runtime='c')"
     subprocess.run([sys.executable, "-c", code], check=True)
     (library,) = cache.glob("*.so")
     library.write_bytes(b"cut off")
-    with pytest.raises(BundleError, match=f"{library.name}, made of it, cannot be loaded"):
+    assert load_policy(bundle, runtime="c").session().manifest.name == "leaky"
+    assert list(cache.glob("*.so")) == [library] and library.stat().st_size > 1000
+
+
+def test_what_cannot_be_loaded_after_that_either_is_named(leaky, tmp_path, monkeypatch):
+    bundle = bundle_of(leaky, tmp_path / "b")
+
+    def refuse(file):
+        raise OSError(f"{file}: failed to map segment from shared object")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    with pytest.raises(BundleError, match=r"\.so, just made of it, cannot be .* XDG_CACHE_HOME"):
         load_policy(bundle, runtime="c")
 
 
