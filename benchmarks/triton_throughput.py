@@ -43,7 +43,7 @@ export_policy(*networks.build(sys.argv[2]), sys.argv[1], formats=("onnx",))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--case", default="lstm", help="a name in networks.py [lstm]")
+    parser.add_argument("--case", default="lstm 64", help="a name in networks.py [lstm 64]")
     parser.add_argument("--robots", type=int, default=64, help="robots in all [64]")
     parser.add_argument("--processes", type=int, default=2, help="that they are in [2]")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each [3]")

