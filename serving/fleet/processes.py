@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
+import signal
 import socket
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 from serving.errors import ServerError
@@ -56,10 +60,23 @@ def model_processes_of(server: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{server}/task").glob("*/children"):
         for child in task.read_text().split():
-            with contextlib.suppress(OSError):
-                if "triton_python_backend_stub" in Path(f"/proc/{child}/cmdline").read_text():
-                    found.append(int(child))
+            if _is_model_process(int(child)):
+                found.append(int(child))
     return found
+
+
+def kill_model_process(pid: int) -> None:
+    """Ends a process that runs a Python model, unless its number has gone to another by now."""
+    if _is_model_process(pid):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_model_process(pid: int) -> bool:
+    try:
+        return "triton_python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
 
 
 def is_running(pid: int) -> bool:
@@ -69,6 +86,29 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+# Asks the system for SIGTERM when the parent ends, and becomes the program. The parent may have
+# ended before that.
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied_to_this_process(command: list[str]) -> list[str]:
+    """Returns a command whose process gets SIGTERM when this one ends, even by SIGKILL.
+
+    The system goes by the thread that starts it, so on other threads than the main one, and on
+    other systems than Linux, the command is returned as it is.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not (sys.platform.startswith("linux") and on_main_thread):
+        return command
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
 def terminate(process: subprocess.Popen[str]) -> None:

@@ -27,10 +27,12 @@ from serving.fleet.processes import (
     answers,
     choose_ports,
     is_running,
+    kill_model_process,
     listen_at,
     model_processes_of,
     reason_in,
     terminate,
+    tied_to_this_process,
 )
 from serving.fleet.repository import models_in
 
@@ -155,6 +157,9 @@ class TritonServer:
     def start(self) -> None:
         """Starts the server and waits until all models are ready.
 
+        On Linux, a server that is started from the main thread ends with this process, however that
+        ends.
+
         Raises:
             ServerError: if a model fails to load, a port is taken, the server ends, or is not ready
                 in time; what the server says of it is in the message.
@@ -170,7 +175,7 @@ class TritonServer:
             if self._check_http:
                 self._gateway = HttpGateway(listen_at(self._host, http_), inner)
                 self._gateway.start()
-            command = self._command(self._directory, grpc, inner, metrics)
+            command = tied_to_this_process(self._command(self._directory, grpc, inner, metrics))
             self._process = subprocess.Popen(
                 command,
                 # Python would find modules in the working directory before its own.
@@ -232,10 +237,12 @@ class TritonServer:
                 except subprocess.TimeoutExpired:
                     process.kill()
             process.wait()
+            # A server that was killed leaves them behind, and they hold on to its output.
+            for pid in self._model_processes:
+                kill_model_process(pid)
+            self._model_processes = []
             if self._reader is not None:
                 self._reader.join(5.0)
-            if process.stdout is not None:
-                process.stdout.close()
             self._process = None
         self._addresses = None
         if self._gateway is not None:
@@ -287,10 +294,11 @@ class TritonServer:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.append(line.rstrip("\n"))
-            if self._on_line is not None:
-                self._on_line(line.rstrip("\n"))
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.append(line.rstrip("\n"))
+                if self._on_line is not None:
+                    self._on_line(line.rstrip("\n"))
 
     def _wait_until_ready(self, port: int) -> None:
         deadline_s = time.monotonic() + self._start_timeout_s

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from nnx_ppo.cli import main
 from serving import RemotePolicy, load_policy
+from serving.fleet.processes import is_running
 
 SERVE = (sys.executable, "-m", "nnx_ppo.cli", "serve")
 FREE = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--json")
@@ -112,6 +114,17 @@ def test_without_a_server_the_command_says_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve", str(graph_bundle), *FREE]) == 2
     assert "pip install --no-deps nvidia-pytriton" in capsys.readouterr().err
+
+
+def test_the_server_does_not_outlive_a_command_that_is_killed(graph_bundle: Path) -> None:
+    process = start(graph_bundle, *FREE, "--stop-timeout-s", "1")
+    server = int(str(read_document(process)["pid"]))
+    process.kill()
+    process.communicate()
+    deadline_s = time.monotonic() + 30.0
+    while is_running(server):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def test_a_server_that_dies_ends_the_command_with_an_error(graph_bundle: Path) -> None:
