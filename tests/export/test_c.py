@@ -62,8 +62,9 @@ def cache(tmp_path_factory):
         yield
 
 
-# The one that takes longest has little that the others have not.
-PARAMS = [pytest.param(n, marks=[pytest.mark.slow] * (n == "user_module")) for n in OPTIONS]
+# Those that take longest have little that the others have not.
+SLOW = ("user_module", "population_graph")
+PARAMS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in OPTIONS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import lax
 
 from export import HiddenStateError, export_policy, verify_parity
+from export.policy import FORMATS
 from nnx_ppo.networks.types import StatefulModule, StatefulModuleOutput
 
 VECTOR = np.zeros(6, np.float32)
@@ -31,9 +32,10 @@ class Stateless(StatefulModule):
         return StatefulModuleOutput(module_state, action, jp.array(0.0), {})
 
 
-def assert_acts_like_the_network(network, observation, tmp_path):
-    bundle = export_policy(network, observation, tmp_path / "policy")
-    report = verify_parity(bundle, network, steps=12, batch_sizes=(1, 3, 64), write=False)
+def assert_acts_like_the_network(network, observation, tmp_path, formats=("onnx",)):
+    """Compare the format that most of our own code leads to, unless others are named too."""
+    bundle = export_policy(network, observation, tmp_path / "policy", formats=formats)
+    report = verify_parity(bundle, network, steps=12, batch_sizes=(1, 64), write=False)
     assert report.passed, [
         (comparison.runtime, comparison.batch_size, comparison.worst)
         for comparison in report.comparisons
@@ -85,6 +87,13 @@ LAYERS = {
 def test_a_layer(name, tmp_path):
     make, observation = LAYERS[name]
     assert_acts_like_the_network(Stateless(make()), observation, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_in_every_format(name, tmp_path):
+    make, observation = LAYERS[name]
+    assert_acts_like_the_network(Stateless(make()), observation, tmp_path, FORMATS)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ def delayed_features(rngs):
     return trunk_policy([Delay(jp.zeros(OBS), 2), LSTM(OBS, 8, rngs)], 8, rngs)
 
 
-@pytest.mark.parametrize("factory", [mlp, population_graph, delayed_observations, delayed_features])
+SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in (delayed_observations, delayed_features)]
+
+
+@pytest.mark.parametrize("factory", [mlp, population_graph, *SLOW])
 def test_large_offsets_keep_the_parity_bound_in_every_format(tmp_path, factory):
     network = factory(nnx.Rngs(0))
     for _, module in nnx.iter_modules(network):

@@ -24,9 +24,9 @@ LONG = ("lstm",)
 @pytest.mark.parametrize("name", list(export_networks.NETWORKS))
 def test_every_format_follows_the_network(exported, name):
     case = exported(name)
-    large = verify_parity(case.bundle, case.network, steps=80, batch_sizes=(64,))
+    large = verify_parity(case.bundle, case.network, steps=40, batch_sizes=(64,))
     assert large.passed, large.summary
-    steps = 1000 if name in LONG else 150
+    steps = 1000 if name in LONG else 100
     report = verify_parity(case.bundle, case.network, steps=steps, batch_sizes=(1, 3))
     assert report.passed, report.summary
     assert {c.runtime for c in report.comparisons} == set(ARTEFACTS)
