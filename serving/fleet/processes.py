@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import signal
@@ -138,6 +137,8 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 def answers(host: str, port: int, path: str) -> bool:
     """Whether a GET request is answered with status 200."""
+    import http.client
+
     host = "127.0.0.1" if host in ("", "0.0.0.0") else host
     connection = http.client.HTTPConnection(host, port, timeout=1.0)
     try:

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any
 
 from serving.errors import ServerError
-from serving.fleet.gateway import HttpGateway
 from serving.fleet.installation import Installation, find_installation
 from serving.fleet.processes import (
     answers,
@@ -105,7 +104,7 @@ class TritonServer:
         self._host = host
         self._given_ports = (grpc_port, http_port, metrics_port)
         self._check_http = check_http
-        self._gateway: HttpGateway | None = None
+        self._gateway: Any = None
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._on_line = on_line
@@ -173,6 +172,9 @@ class TritonServer:
         self._directory = Path(tempfile.mkdtemp(prefix="nnx-ppo-triton-"))
         try:
             if self._check_http:
+                # Brings asyncio, which a robot that imports `serving` has no use for.
+                from serving.fleet.gateway import HttpGateway
+
                 self._gateway = HttpGateway(listen_at(self._host, http_), inner)
                 self._gateway.start()
             command = tied_to_this_process(self._command(self._directory, grpc, inner, metrics))
