@@ -75,7 +75,6 @@ class ActionPath:
         self._layout: ActionLayout | None = None
         self._low: np.ndarray | None = None
         self._high: np.ndarray | None = None
-        self.rate_limited = 0
         self.restart()
         if guard.scale and self._manifest is None:
             raise LoopError("scale is set, but the session has no manifest that says the scale")
@@ -115,6 +114,9 @@ class ActionPath:
         self._newest_fresh = False
         self._ramp_step = 0
         self._last_object: Any = None
+        self.rate_limited = 0
+        if self._layout is not None:
+            self._sent[...] = 0.0
 
     def take(self, action: Any) -> bool:
         """Takes a new action of the policy over, scaled and limited to its range.
@@ -163,8 +165,25 @@ class ActionPath:
             np.copyto(self._start, self._sent)
         else:
             np.copyto(self._start, self._target)
-        self._ramp_step = 0
         return outside
+
+    def drop_newest(self, *, is_safe: bool) -> None:
+        """Has `follow` send what was sent last until a new action is taken.
+
+        Args:
+            is_safe: whether that was the safe action itself, sent past this object.
+        """
+        self._newest = self._safe if is_safe else self._last_object
+        if self._layout is None or not (self.has_sent or is_safe):
+            return
+        if is_safe:
+            np.copyto(self._sent, self._safe_vector)
+            self._sent_leaves = self._safe_leaves
+            self.has_sent = True
+        np.copyto(self._target, self._sent)
+        np.copyto(self._start, self._sent)
+        self._newest_leaves = self._sent_leaves
+        self._newest_fresh = False
 
     def follow(self, share: float) -> Any:
         """Returns the action to send on the way to the newest one.
@@ -214,14 +233,14 @@ class ActionPath:
         if self._layout is None:
             return self._remember(self._safe)
         if self._ramp_step == 1:
-            np.copyto(self._start, self._sent if self.has_sent else self._safe_vector)
+            np.copyto(self._ramp_start, self._sent if self.has_sent else self._safe_vector)
         if self._ramp_step == self._ramp_steps or not self.has_sent:
             self._ramp_step = self._ramp_steps
             np.copyto(self._sent, self._safe_vector)
         else:
-            np.subtract(self._safe_vector, self._start, out=self._sent)
+            np.subtract(self._safe_vector, self._ramp_start, out=self._sent)
             np.multiply(self._sent, self._ramp_step / self._ramp_steps, out=self._sent)
-            np.add(self._sent, self._start, out=self._sent)
+            np.add(self._sent, self._ramp_start, out=self._sent)
         self._sent_leaves = self._safe_leaves
         return self._remember(self._layout.build(self._sent, self._safe_leaves))
 
@@ -273,6 +292,11 @@ class ActionPath:
         self._offset = layout.spread(metadata.action_offset, "action_offset") if scaled else None
         low, high = self._limits
         lower, upper = layout.spread(low, "low"), layout.spread(high, "high")
+        for name, limit, given in (("low", lower, low), ("high", upper, high)):
+            if limit is not None and np.isnan(limit).any():
+                raise LoopError(
+                    f"{name} is {given}, expected numbers; where there is no limit, give an infinity"
+                )
         if lower is not None and upper is not None and (lower > upper).any():
             raise LoopError(f"low is above high: {low} > {high}")
         self._low = None if lower is None else layout.inside(lower, math.inf)
@@ -285,6 +309,7 @@ class ActionPath:
         # Memory of all steps to come.
         self._work, self._clipped = np.zeros(layout.size), np.zeros(layout.size)
         self._target, self._start = np.zeros(layout.size), np.zeros(layout.size)
+        self._ramp_start = np.zeros(layout.size)
         self._sent, self._safe_vector = np.zeros(layout.size), np.zeros(layout.size)
         self._newest_leaves: list[Any] = []
         self._sent_leaves: list[Any] = []

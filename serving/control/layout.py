@@ -65,7 +65,8 @@ class ActionLayout:
         """
         if not isinstance(action, int | float | np.ndarray | np.generic):
             return None
-        array = np.asarray(action)
+        # A whole number may be followed by any other.
+        array = np.asarray(float(action) if type(action) is int else action)
         port = Port("action", [], list(array.shape), array.dtype.name)
         leaf = tree.Leaf(port.name, port.shape, port.dtype)
         return cls(leaf, [port], None, scalar=not isinstance(action, np.ndarray))
@@ -73,13 +74,18 @@ class ActionLayout:
     def gather(self, action: Any, vector: np.ndarray) -> list[Any]:
         """Writes an action's floating-point leaves into a vector and returns all its leaves.
 
+        Other leaves that are arrays are copied: whoever gets the action may change them.
+
         Raises:
             LoopError: naming the leaf that does not fit.
         """
         try:
             leaves = tree.flatten(self._node, action, root="action")
-            for leaf, place, shape in zip(leaves, self._places, self._shapes, strict=True):
-                if place is not None:
+            places = zip(leaves, self._places, self._shapes, strict=True)
+            for index, (leaf, place, shape) in enumerate(places):
+                if place is None:
+                    leaves[index] = leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+                else:
                     if not (isinstance(leaf, np.ndarray) and leaf.shape == shape):
                         leaf = np.broadcast_to(leaf, shape)
                     vector[place] = leaf.reshape(-1)

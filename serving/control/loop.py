@@ -25,7 +25,7 @@ from serving.control.recorder import FlightRecorder, Recording
 from serving.control.report import LoopReport
 from serving.control.sending import Sender, send_safe_action_last
 from serving.control.signals import EndingSignals, Interrupted
-from serving.control.state import KIND_BITS, Ended, Limits, Mode, Run
+from serving.control.state import KIND_BITS, Ended, Limits, Mode, Run, graver
 from serving.control.timing import blend, next_tick, policy_is_due, realigned
 from serving.control.watchdog import Guard, Watchdog
 from serving.denormals import flush_denormals
@@ -244,7 +244,7 @@ class ControlLoop:
                 late_ms, took_ms = 1e3 * (woken_s - deadline_s), 1e3 * (now_s - woken_s)
                 message = f"a cycle began {late_ms:.1f} ms late and took {took_ms:.1f} ms"
                 fault = Fault("overrun", message)
-                run.override = self._react(run, fault)
+                run.override = graver(run.override, self._react(run, fault))
             if self._recording is not None:
                 self._recording.after_cycle(run)
             if (asked := self._asked_to_end(run)) is not None:

@@ -55,6 +55,7 @@ class Sender:
         self.beat = Beat()
         self.taken_over: str | None = None
         """The phase in which the watchdog found the control thread stuck; None if it did not."""
+        self._emergency_called = False
         self._apply = apply
         self._clock = self.now_s = clock
         self._hold_limit_s = hold_limit_s
@@ -64,6 +65,7 @@ class Sender:
         """Forgets what was sent: a new run begins."""
         self.path.restart()
         self.taken_over = None
+        self._emergency_called = False
 
     def take(self, action: Any) -> bool:
         """Takes over a new action of the policy; returns whether it was out of its range.
@@ -151,6 +153,7 @@ class Sender:
             # The control thread holds the lock while it is stuck, and changes nothing.
             self.taken_over = phase
             if emergency is not None:
+                self._emergency_called = True
                 emergency(self.path.safe_action())
             return True
         # Whoever holds the lock is about to send: not stuck there, or soon stuck in another phase.
@@ -161,6 +164,7 @@ class Sender:
                 return False
             self.taken_over = phase
             if emergency is not None:
+                self._emergency_called = True
                 emergency(self.path.safe_action())
             else:
                 self._apply(self.path.safe())
@@ -182,6 +186,11 @@ class Sender:
     def _complain_if_taken_over(self) -> None:
         if self.taken_over is not None:
             phase, self.taken_over = self.taken_over, None
+            # What the policy chose before is old by now: the robot stays where the watchdog has
+            # brought it until the policy acts again.
+            is_safe = self._emergency_called and self.path.has_safe_action
+            self._emergency_called = False
+            self.path.drop_newest(is_safe=is_safe)
             raise Fault("blocked", f"{phase} was blocked, and the watchdog had to act")
 
     def _may_hold(self, run: Run) -> bool:

@@ -52,6 +52,15 @@ class Run:
         self.schedule = Schedule(now_s, self.schedule.period_s)
 
 
+def graver(one: Mode | None, other: Mode | None) -> Mode | None:
+    """Returns the graver of two reactions to faults of one cycle; None goes on as usual.
+
+    >>> graver("safe", None), graver("hold", "safe")
+    ('safe', 'safe')
+    """
+    return max(one, other, key=lambda mode: -1 if mode is None else MODE_NUMBERS[mode])
+
+
 class Limits:
     def __init__(self, duration_s: float | None, steps: int | None, rate_hz: float) -> None:
         self.steps = steps

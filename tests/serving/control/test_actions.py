@@ -135,6 +135,16 @@ def test_the_ramp_to_the_safe_action_takes_equal_steps_and_ends_there():
     assert path.safe()["joints"].tolist() == [6.0, 6.0]
 
 
+def test_the_ramp_ends_also_while_the_policy_goes_on_giving_actions():
+    path = path_for(rate_hz=10.0, ramp_s=0.4, safe_action=0.0, high=8.0)
+    follow(path, action(4, 8))
+    sent = []
+    for _ in range(5):
+        assert path.take(action(4, 9)) is True
+        sent.append(path.safe()["joints"].tolist())
+    assert sent == [[3.0, 6.0], [2.0, 4.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
 def test_the_safe_action_before_any_other_is_sent_at_once():
     path = path_for(ramp_s=1.0, safe_action=0.5)
     assert path.safe()["joints"].tolist() == [0.5, 0.5] and path.ramp_is_done
@@ -146,6 +156,49 @@ def test_holding_sends_the_same_values_in_new_arrays():
     first, second = path.hold(), path.hold()
     assert first["joints"].tolist() == second["joints"].tolist() == [1.0, 2.0]
     assert first["joints"] is not second["joints"] and first["grip"] == 3
+
+
+def test_whoever_changes_what_was_applied_changes_nothing_that_is_sent_later():
+    given = {"grip": np.array(3, np.int32), "joints": np.array([1, 2], np.float32)}
+    path = path_for(safe_action={"grip": np.array(9, np.int32), "joints": np.zeros(2)})
+    path.take(given)
+    applied = path.follow(1.0)
+    applied["grip"][...] = 77
+    applied["joints"][...] = 77
+    held = path.hold()
+    assert held["grip"] == 3 and held["joints"].tolist() == [1.0, 2.0]
+    path.safe()["grip"][...] = 77
+    assert path.safe()["grip"] == 9
+
+
+def test_what_was_dropped_is_not_sent_but_what_was_sent_last():
+    path = path_for(safe_action=0.5)
+    follow(path, action(1, 2, grip=1))
+    path.take(action(7, 8, grip=7))
+    path.drop_newest(is_safe=False)
+    sent = path.follow(0.5)
+    assert sent["joints"].tolist() == [1.0, 2.0] and sent["grip"] == 1
+    path.take(action(7, 8, grip=7))
+    path.drop_newest(is_safe=True)
+    assert path.follow(1.0)["joints"].tolist() == [0.5, 0.5]
+    assert path.sent.tolist() == [0.5, 0.5]
+
+
+def test_a_new_run_counts_and_sends_nothing_of_the_one_before():
+    path = path_for(rate_limit_per_s=1.0)
+    follow(path, action(1, 2))
+    follow(path, action(3, 4))
+    assert path.rate_limited == 1 and path.sent.any()
+    path.restart()
+    assert path.rate_limited == 0 and not path.sent.any()
+
+
+def test_a_whole_number_before_others_leaves_the_limits_on():
+    path = ActionPath(object(), ActionGuard(high=3.0), rate_hz=1.0)
+    assert path.take(0) is False and path.follow(1.0) == 0.0
+    assert path.take(5.7) is True and path.follow(1.0) == 3.0
+    with pytest.raises(Fault, match="element 0 is nan"):
+        path.take(math.nan)
 
 
 def test_rows_of_a_batch_are_limited_alike():
@@ -181,6 +234,8 @@ def test_numbers_and_arrays_of_a_session_without_a_manifest_can_be_limited():
     [
         ({"low": [1.0, 2.0]}, "low: .* 2 numbers, but the action has 3"),
         ({"low": 2.0, "high": 1.0}, "low is above high"),
+        ({"low": math.nan}, "low is nan, expected numbers; .* give an infinity"),
+        ({"high": {"action.grip": 1.0, "action.joints": [1.0, math.nan]}}, "high is .*nan"),
         ({"rate_limit_per_s": 0.0}, "rate_limit_per_s is 0.0, expected above 0"),
         ({"safe_action": math.nan}, "expected finite numbers"),
         ({"safe_action": {"joints": np.zeros(2)}}, "missing action.grip"),

@@ -129,10 +129,12 @@ def test_apply_that_goes_on_raising_is_said_in_the_report(make_rig, observations
     assert raised.value.report.notes == ["the safe action could not be applied: OSError: bus off"]
 
 
-def test_apply_raising_can_be_answered_by_the_safe_action_in_the_next_cycle(clock, robot):
+@pytest.mark.parametrize("took_s", [0.0, 0.05], ids=["at once", "past the next tick"])
+def test_apply_raising_can_be_answered_by_the_safe_action_in_the_next_cycle(clock, robot, took_s):
     def apply(action):
         robot.apply(action)
         if len(robot.applied) == 2:
+            clock.now_s += took_s
             raise OSError("bus off")
 
     loop = ControlLoop(

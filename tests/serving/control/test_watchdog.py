@@ -147,6 +147,40 @@ def test_a_loop_that_was_blocked_can_go_on(reaction):
         assert robot.applied[-2] == ("MainThread", 1.0 + robot.steps)
 
 
+@pytest.mark.parametrize("phase", ["the policy", "apply"])
+def test_a_cycle_that_also_came_too_late_takes_nothing_off_the_safe_reaction(phase):
+    robot = Stuck(phase)
+    emergency = phase == "apply"  # which the watchdog cannot enter a second time
+    report = robot.loop(blocked="safe", emergency=emergency).run(steps=6)
+    assert report.faults["blocked"] == report.faults["overrun"] == 1 and report.safe == 1
+    mine = [action for who, action in robot.applied if who == "MainThread"]
+    # An apply that was stuck has applied its action in the end.
+    assert mine[:3] == ([2.0, 3.0, 0.0] if phase == "the policy" else [2.0, 3.0, 4.0])
+    assert phase == "the policy" or mine[3] == 0.0
+
+
+@pytest.mark.parametrize("emergency", [False, True])
+def test_an_action_from_before_the_block_is_not_sent_after_it(emergency):
+    robot = Stuck("read")
+    loop = ControlLoop(
+        robot,
+        robot.read,
+        robot.apply,
+        rate_hz=200.0,
+        policy_every=2,
+        actions=ActionGuard(safe_action=0.0),
+        faults=FaultPolicy(blocked="continue"),
+        watchdog=Watchdog(TIMEOUT_S, robot.emergency if emergency else None),
+    )
+    report = loop.run(steps=6)
+    assert report.faults["blocked"] == 1
+    mine = [action for who, action in robot.applied if who == "MainThread"]
+    # Two policy steps, then the safe action is held until the third.
+    block = mine.index(0.0)
+    assert set(mine[:block]) == {2.0, 3.0}
+    assert set(mine[block:]) == {0.0, *(1.0 + step for step in range(3, robot.steps + 1))}
+
+
 def test_a_loop_in_time_never_meets_the_watchdog():
     robot = Stuck("nowhere")
     report = robot.loop(timeout_s=30.0).run(steps=50)
