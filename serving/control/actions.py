@@ -295,7 +295,7 @@ class ActionPath:
         for name, limit, given in (("low", lower, low), ("high", upper, high)):
             if limit is not None and np.isnan(limit).any():
                 raise LoopError(
-                    f"{name} is {given}, expected numbers; where there is no limit, give an infinity"
+                    f"{name} is {given}, expected numbers; without a limit, give an infinity"
                 )
         if lower is not None and upper is not None and (lower > upper).any():
             raise LoopError(f"low is above high: {low} > {high}")

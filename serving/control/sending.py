@@ -56,6 +56,7 @@ class Sender:
         self.taken_over: str | None = None
         """The phase in which the watchdog found the control thread stuck; None if it did not."""
         self._emergency_called = False
+        self._watchdog_sends = False
         self._apply = apply
         self._clock = self.now_s = clock
         self._hold_limit_s = hold_limit_s
@@ -159,6 +160,7 @@ class Sender:
         # Whoever holds the lock is about to send: not stuck there, or soon stuck in another phase.
         if not self._lock.acquire(blocking=False):
             return False
+        self._watchdog_sends = True
         try:
             if self.beat.state[0] != number:
                 return False
@@ -170,6 +172,7 @@ class Sender:
                 self._apply(self.path.safe())
             return True
         finally:
+            self._watchdog_sends = False
             self._lock.release()
 
     def _call_apply(self, action: Any) -> None:
@@ -180,7 +183,9 @@ class Sender:
             raise Fault("apply_error", in_words(error), error) from error
 
     def _acquire(self) -> None:
-        if not self._lock.acquire(timeout=PATIENCE_S):
+        # Without a watchdog at it, the lock is this thread's own: an interrupt came between taking
+        # it and what would have let go of it. The safe action has to be sent all the same.
+        if not self._lock.acquire(timeout=PATIENCE_S) and self._watchdog_sends:
             raise Fault("apply_error", "the watchdog is stuck in apply")
 
     def _complain_if_taken_over(self) -> None:

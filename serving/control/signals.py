@@ -79,11 +79,12 @@ class EndingSignals:
     def __exit__(self, *_: object) -> None:
         """Puts the former handlers back."""
         self.disarm()
+        # The thread first: what it sends must still meet our handler.
+        os.write(self._writer, b"e")
+        self._thread.join()
         for number, handler in self._before.items():
             # None stands for a handler that was not installed from Python and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # pyright: ignore
-        os.write(self._writer, b"e")
-        self._thread.join()
         os.close(self._reader)
         os.close(self._writer)
 

@@ -234,7 +234,7 @@ def test_numbers_and_arrays_of_a_session_without_a_manifest_can_be_limited():
     [
         ({"low": [1.0, 2.0]}, "low: .* 2 numbers, but the action has 3"),
         ({"low": 2.0, "high": 1.0}, "low is above high"),
-        ({"low": math.nan}, "low is nan, expected numbers; .* give an infinity"),
+        ({"low": math.nan}, "low is nan, expected numbers; .* an infinity"),
         ({"high": {"action.grip": 1.0, "action.joints": [1.0, math.nan]}}, "high is .*nan"),
         ({"rate_limit_per_s": 0.0}, "rate_limit_per_s is 0.0, expected above 0"),
         ({"safe_action": math.nan}, "expected finite numbers"),

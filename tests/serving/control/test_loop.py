@@ -225,10 +225,10 @@ def test_a_real_loop_keeps_its_rate(bundle_path, leaky):
         return observation
 
     report = ControlLoop(session, read, lambda action: None, rate_hz=50.0).run(duration_s=1.0)
-    # A loaded machine may skip ticks, but those that run stay on the grid.
+    # A loaded machine skips ticks and comes late, but makes up for nothing.
     assert report.steps + report.misses == pytest.approx(50, abs=1)
-    offsets = (np.array(began) - began[0]) * 50.0
-    assert np.median(np.abs(offsets - np.round(offsets))) < 0.2
+    late_s = 1.1 * report.lateness.max_s + 1e-3  # of the first one, at most
+    assert began[-1] - began[0] >= 0.02 * (report.steps - 1) - late_s
     assert report.achieved_rate_hz <= 50.5
     assert report.step_latency.count == report.steps == session.steps
 

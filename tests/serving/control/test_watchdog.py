@@ -189,6 +189,24 @@ def test_a_loop_in_time_never_meets_the_watchdog():
     assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
 
 
+def test_an_interrupt_that_leaves_the_lock_taken_keeps_no_safe_action_back(monkeypatch):
+    monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
+    robot = Stuck("nowhere")
+    step = robot.step
+
+    def interrupted(observation):
+        if robot.steps == 2:
+            loop._sender._lock.acquire()
+            raise KeyboardInterrupt
+        return step(observation)
+
+    robot.step = interrupted
+    loop = robot.loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(steps=10)
+    assert robot.applied == [("MainThread", 2.0), ("MainThread", 3.0), ("MainThread", 0.0)]
+
+
 def test_a_watchdog_stuck_in_apply_does_not_stop_the_control_thread_from_ending(monkeypatch):
     monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
     robot, ended = Stuck("read"), threading.Event()
