@@ -229,7 +229,6 @@ def test_a_real_loop_keeps_its_rate(bundle_path, leaky):
     assert report.steps + report.misses == pytest.approx(50, abs=1)
     late_s = 1.1 * report.lateness.max_s + 1e-3  # of the first one, at most
     assert began[-1] - began[0] >= 0.02 * (report.steps - 1) - late_s
-    assert report.achieved_rate_hz <= 50.5
     assert report.step_latency.count == report.steps == session.steps
 
 

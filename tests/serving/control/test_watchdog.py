@@ -152,7 +152,7 @@ def test_a_cycle_that_also_came_too_late_takes_nothing_off_the_safe_reaction(pha
     robot = Stuck(phase)
     emergency = phase == "apply"  # which the watchdog cannot enter a second time
     report = robot.loop(blocked="safe", emergency=emergency).run(steps=6)
-    assert report.faults["blocked"] == report.faults["overrun"] == 1 and report.safe == 1
+    assert report.faults["blocked"] == report.safe == 1 and report.faults["overrun"] >= 1
     mine = [action for who, action in robot.applied if who == "MainThread"]
     # An apply that was stuck has applied its action in the end.
     assert mine[:3] == ([2.0, 3.0, 0.0] if phase == "the policy" else [2.0, 3.0, 4.0])
