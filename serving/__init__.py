@@ -4,24 +4,11 @@ Importing this package loads NumPy and the two libraries of the bundle format; a
 when a policy asks for it.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from serving.bundle import Bundle, read_bundle
 from serving.bundle_writer import BundleWriter
-from serving.control import (
-    ActionGuard,
-    ControlLoop,
-    FaultEvent,
-    FaultPolicy,
-    FlightRecord,
-    FlightRecorder,
-    LoopReport,
-    RealTime,
-    ReplayPass,
-    ReplayReport,
-    Stamped,
-    Watchdog,
-    read_record,
-    replay_record,
-)
 from serving.denormals import flush_denormals
 from serving.errors import (
     ActionError,
@@ -41,19 +28,75 @@ from serving.errors import (
     StepError,
     TreeError,
 )
-from serving.evaluation import EvaluationReport, evaluate_policy
-from serving.fleet import (
-    Addresses,
-    FleetSettings,
-    RemotePolicy,
-    TritonServer,
-    write_model_repository,
-)
-from serving.mujoco_plant import MujocoPlant
-from serving.plant import PlantSummary, RemotePlant, serve_plant
 from serving.policy import Policy, load_policy
 from serving.self_test import PortComparison, SelfTestReport, self_test
 from serving.session import Session
+
+if TYPE_CHECKING:
+    from serving.control import (
+        ActionGuard,
+        ControlLoop,
+        FaultEvent,
+        FaultPolicy,
+        FlightRecord,
+        FlightRecorder,
+        LoopReport,
+        RealTime,
+        ReplayPass,
+        ReplayReport,
+        Stamped,
+        Watchdog,
+        read_record,
+        replay_record,
+    )
+    from serving.evaluation import EvaluationReport, evaluate_policy
+    from serving.fleet import (
+        Addresses,
+        FleetSettings,
+        RemotePolicy,
+        TritonServer,
+        write_model_repository,
+    )
+    from serving.mujoco_plant import MujocoPlant
+    from serving.plant import PlantSummary, RemotePlant, serve_plant
+
+_LATER = {
+    "serving.control": (
+        "ActionGuard",
+        "ControlLoop",
+        "FaultEvent",
+        "FaultPolicy",
+        "FlightRecord",
+        "FlightRecorder",
+        "LoopReport",
+        "RealTime",
+        "ReplayPass",
+        "ReplayReport",
+        "Stamped",
+        "Watchdog",
+        "read_record",
+        "replay_record",
+    ),
+    "serving.evaluation": (
+        "EvaluationReport",
+        "evaluate_policy",
+    ),
+    "serving.fleet": (
+        "Addresses",
+        "FleetSettings",
+        "RemotePolicy",
+        "TritonServer",
+        "write_model_repository",
+    ),
+    "serving.mujoco_plant": ("MujocoPlant",),
+    "serving.plant": (
+        "PlantSummary",
+        "RemotePlant",
+        "serve_plant",
+    ),
+}
+"""What acting itself does not need is imported when it is asked for, which saves much of the time
+that importing this package takes."""
 
 __all__ = [
     "load_policy",
@@ -108,3 +151,18 @@ __all__ = [
     "SequenceLimitError",
     "EvaluationError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what `_LATER` names."""
+    for module, names in _LATER.items():
+        if name in names:
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists what is imported later too."""
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,10 @@
 """The names that users import are a promise: a change here is a change of the interface."""
 
+import subprocess
+import sys
+
+import pytest
+
 import export
 import nnx_ppo
 import serving
@@ -116,3 +121,13 @@ def test_the_command_offers_these_subcommands() -> None:
         "simulate",
         "demo",
     ]
+
+
+def test_what_serving_imports_later_is_what_it_offers() -> None:
+    for name in serving.__all__:
+        assert getattr(serving, name) is not None and name in dir(serving)
+    code = "import sys, serving; print([m for m in sys.modules if m.startswith('serving.control')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="module 'serving' has no attribute 'controlloop'"):
+        getattr(serving, "controlloop")  # noqa: B009
