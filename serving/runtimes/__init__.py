@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 from serving.bundle import Bundle
 from serving.errors import RuntimeUnavailableError
+from serving.extras import import_extra
 from serving.runtimes.base import Runtime, Step
 
 __all__ = ["RUNTIMES", "Runtime", "RuntimeEntry", "Step", "check_runtime_name", "load_runtime"]
@@ -68,13 +68,9 @@ def load_runtime(bundle: Bundle, name: str, options: dict[str, Any]) -> Runtime:
             f"{sorted(bundle.manifest.artefacts)}; use one of these or export the format too"
         )
     entry = RUNTIMES[name]
-    try:
-        module = importlib.import_module(entry.module)
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"the runtime {name!r} needs {entry.package}, which cannot be imported ({error}); "
-            f'install it with: pip install "nnx-ppo-deploy[{entry.extra}]"'
-        ) from error
+    module = import_extra(
+        entry.module, extra=entry.extra, what=f"the runtime {name!r}", package=entry.package
+    )
     known = module.ArtefactRuntime.options
     if unknown := sorted(set(options) - set(known)):
         raise RuntimeUnavailableError(
