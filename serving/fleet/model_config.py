@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from serving.errors import FleetError
+from serving.fleet.protocol import TYPES
 from serving.fleet.settings import FleetSettings
 from serving.manifest import CarryPort, Manifest, Port
 from serving.manifest_json import encode_manifest
@@ -30,14 +31,6 @@ SPARE_SEQUENCES = 64
 """Triton is given so many places more than there may be sequences, so that it hands the next one
 to our model, which says why it is refused, and does not let it wait without a word."""
 
-_TYPES = {
-    "bool": "TYPE_BOOL",
-    "float16": "TYPE_FP16",
-    "float32": "TYPE_FP32",
-    "float64": "TYPE_FP64",
-    **{f"{s}int{n}": f"TYPE_{s.upper()}INT{n}" for s in ("", "u") for n in (8, 16, 32, 64)},
-}
-
 
 def triton_type(port: Port) -> str:
     """Returns Triton's name of a port's element type.
@@ -45,9 +38,9 @@ def triton_type(port: Port) -> str:
     Raises:
         FleetError: if it has none.
     """
-    if port.dtype not in _TYPES:
+    if port.dtype not in TYPES:
         raise FleetError(f"{port.name}: Triton has no type for {port.dtype}")
-    return _TYPES[port.dtype]
+    return f"TYPE_{TYPES[port.dtype]}"
 
 
 def triton_dims(port: Port) -> list[int]:

@@ -17,6 +17,7 @@ import triton_python_backend_utils as backend  # pyright: ignore[reportMissingIm
 
 from serving.bundle import read_bundle
 from serving.errors import SequenceLimitError, ServingError, StepError
+from serving.fleet.exchange import row
 from serving.fleet.model_config import SETTINGS_PARAMETER
 from serving.fleet.sequences import Request, Sequences
 from serving.fleet.settings import FleetSettings
@@ -108,8 +109,7 @@ class TritonPythonModel:
             return _refusal(result)
         return backend.InferenceResponse(
             [
-                # With the batch axis, and one axis more for a scalar.
-                _output(port.name, value.reshape(1, *(port.shape or [1])))
+                _output(port.name, row(value))
                 for port, value in zip(self._output_ports, result, strict=True)
             ]
         )
