@@ -16,7 +16,8 @@ from serving.tree_access import reader
 # Kinds of Python numbers that an element type takes without losing their meaning.
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
-FEW = 24
+_FEW = 24
+"""Elements whose sum Python finds before BLAS does."""
 
 
 class ObservationWriter:
@@ -50,16 +51,24 @@ class ObservationWriter:
         self.write_quickly = self._quick_way()
         """Copies an observation of arrays that all fit, or returns False and may have copied some.
 
-        That is what happens in a robot's every step, and takes a few microseconds less."""
+        That is what happens in a robot's every step, and takes a few microseconds less. What it
+        does not take is for `write_carefully`."""
 
     def write(self, observation: Any) -> None:
-        """Checks and copies one observation of any kind.
+        """Checks and copies one observation.
 
         Raises:
             ObservationError: naming the leaf; the targets may then be half written.
         """
-        if self.write_quickly(observation):
-            return
+        if not self.write_quickly(observation):
+            self.write_carefully(observation)
+
+    def write_carefully(self, observation: Any) -> None:
+        """Checks and copies one observation of any kind that can be converted.
+
+        Raises:
+            ObservationError: naming the leaf; the targets may then be half written.
+        """
         values = tree.flatten(
             self._node, observation, error=ObservationError, optional_without_port=True
         )
@@ -86,7 +95,7 @@ class ObservationWriter:
         is_checked = self._check_finite and dtype.kind == "f"
         # A sum is finite only if each term is; of terms so large that it overflows, each is asked.
         # Few numbers are added fastest as Python's, many as squares by BLAS.
-        numbers = flat.tolist if flat.size <= FEW or dtype.itemsize < 4 else None
+        numbers = flat.tolist if flat.size <= _FEW or dtype.itemsize < 4 else None
         isfinite = math.isfinite
 
         def copied(value: Any) -> bool:

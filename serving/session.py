@@ -100,7 +100,7 @@ class Session:
         rows = None if reset is None else self._choose(reset)
         with self._lock:
             if not self._write_quickly(observation):
-                self._observation.write(observation)
+                self._observation.write_carefully(observation)
             before = None if rows is None else self._begin_reset(rows)
             try:
                 self._step.run()
