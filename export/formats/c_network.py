@@ -34,16 +34,6 @@ _HEADER = """\
  */
 """
 
-_INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
-
-# The C library's own would lose a NaN, which must reach the action: the control loop looks for it.
-_NAN_KEPT = """
-static inline float policy_fmaxf(float a, float b) { return (a > b || isnan(a)) ? a : b; }
-static inline float policy_fminf(float a, float b) { return (a < b || isnan(a)) ? a : b; }
-static inline double policy_fmax(double a, double b) { return (a > b || isnan(a)) ? a : b; }
-static inline double policy_fmin(double a, double b) { return (a < b || isnan(a)) ? a : b; }
-"""
-
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
@@ -178,7 +168,7 @@ def _adapted(code: str) -> Generated:
     code = re.sub(r"(= |return )(\S+) > (0\.0f?) \? \2 : \3;", r"\1\2 < \3 ? \3 : \2;", code)
     # Below the generator's own headers, which are not the same for every network.
     end = [found.end() for found in re.finditer(r"^#include <.*>\n", code, flags=re.MULTILINE)][-1]
-    code = f"{code[:end]}{_INCLUDES}{_NAN_KEPT}{ELEMENTARY.read_text(encoding='ascii')}{code[end:]}"
+    code = code[:end] + ELEMENTARY.read_text(encoding="ascii") + code[end:]
     start = code.index(f"\nvoid {FUNCTION}(") + 1
     before, entry = code[:start], code[start:]
     code = before + "static " + _with_casts(entry, before)

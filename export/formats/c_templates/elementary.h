@@ -1,3 +1,11 @@
+#include <math.h>
+#include <stdint.h>
+
+/* The C library's would lose a NaN, which must reach the action: the control loop looks for it. */
+static inline float policy_fmaxf(float a, float b) { return (a > b || isnan(a)) ? a : b; }
+static inline float policy_fminf(float a, float b) { return (a < b || isnan(a)) ? a : b; }
+static inline double policy_fmax(double a, double b) { return (a > b || isnan(a)) ? a : b; }
+static inline double policy_fmin(double a, double b) { return (a < b || isnan(a)) ? a : b; }
 
 /*
  * exp and tanh of floats, in place of the C library's. Compilers turn loops over these into vector
