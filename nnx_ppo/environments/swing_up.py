@@ -70,7 +70,12 @@ class SwingUp:
         speeds within 0.5 rad/s.
         """
         circle = jp.array([RESET_SPREAD, jp.pi, RESET_SPREAD, RESET_SPREAD], jp.float32)
-        mechanism = circle * jax.random.uniform(rng, (4,), jp.float32, minval=-1.0, maxval=1.0)
+        return self.start(
+            circle * jax.random.uniform(rng, (4,), jp.float32, minval=-1.0, maxval=1.0)
+        )
+
+    def start(self, mechanism: MechanismState) -> EnvironmentState:
+        """Returns the start of an episode with the mechanism in a given state."""
         zero = jp.zeros((), jp.float32)
         return EnvironmentState(
             obs=self.observe(mechanism),

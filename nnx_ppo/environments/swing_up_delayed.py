@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from nnx_ppo.environments.rotary_pendulum import MechanismState, RotaryPendulum
 from nnx_ppo.environments.state import DelayedState
-from nnx_ppo.environments.swing_up import SwingUp, observed_angles, reward_terms
+from nnx_ppo.environments.swing_up import SwingUp, observed_angles
 from nnx_ppo.networks.types import AnyArray
 
 
@@ -47,22 +47,17 @@ class SwingUpDelayed(SwingUp):
             )
         self.delay_steps = delay_steps
 
-    def reset(self, rng: jax.Array) -> DelayedState:
-        """Returns the start of an episode; all readings on their way are that of now."""
-        return self.start(super().reset(rng).mechanism)
-
     def start(self, mechanism: MechanismState) -> DelayedState:
-        """Returns the start of an episode with the mechanism in a given state."""
-        zero = jp.zeros((), jp.float32)
-        reading = self.observe(mechanism)
+        """Returns the start of an episode; all readings on their way are that of now."""
+        state = super().start(mechanism)
         return DelayedState(
-            obs=reading,
-            done=zero,
-            reward=zero,
-            info={},
-            metrics=reward_terms(mechanism),
+            obs=state.obs,
+            done=state.done,
+            reward=state.reward,
+            info=state.info,
+            metrics=state.metrics,
             mechanism=mechanism,
-            pending=jp.tile(reading, (self.delay_steps, 1)),
+            pending=jp.tile(state.obs, (self.delay_steps, 1)),
         )
 
     def step(self, state: DelayedState, action: Float[AnyArray, "1"]) -> DelayedState:
