@@ -109,7 +109,7 @@ def compare(
     other = np.zeros(1 << 18, np.float32)  # a megabyte to walk through, as a robot's other work
 
     def other_work() -> None:
-        other.__iadd__(np.float32(1.0))
+        np.add(other, 1.0, out=other)
 
     pace = arguments.rate_hz
     timings = {

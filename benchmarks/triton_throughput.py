@@ -153,12 +153,13 @@ def run_workers(
 def drive(given: list[Any]) -> None:
     """Drive robots until the time is over; the work of one client process."""
     import tritonclient.grpc as client
+    from tritonclient.utils import np_to_triton_dtype
 
     url, model, ports, ids, start_s, duration_s, out = given
     tensors = []
     for name, shape, dtype in ports:
         array = np.random.default_rng(0).normal(size=(1, *(shape or [1]))).astype(dtype)
-        tensor = client.InferInput(name, array.shape, {"float32": "FP32"}[dtype])
+        tensor = client.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
     done: queue.SimpleQueue[tuple[int, float, Any]] = queue.SimpleQueue()

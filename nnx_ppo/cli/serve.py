@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             binary=arguments.server,
             on_line=output.note if arguments.log else None,
         )
-        ended = "SIGINT"
         try:
             with server:
                 at = server.addresses
@@ -71,11 +70,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 lines += [f"  {key:8} {data[key]}" for key in list(data)[1:-1]]
                 output.result(data, "\n".join(lines))
                 server.wait()
-        except Ended as signal:
-            ended = signal.name
-        except KeyboardInterrupt:
-            pass
-        output.note(f"stopped by {ended}")
+        except KeyboardInterrupt as signal:
+            output.note(f"stopped by {signal.name if isinstance(signal, Ended) else 'SIGINT'}")
     return 0
 
 

@@ -80,10 +80,9 @@ class HttpGateway:
         assert task is not None
         self._tasks.add(task)
         try:
-            await _Conversation(reader, writer, self._port).run()
-        except (OSError, EOFError, asyncio.CancelledError, TimeoutError):
             # Whoever is at the other end has gone, or we are about to.
-            pass
+            with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+                await _Conversation(reader, writer, self._port).run()
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -169,7 +168,7 @@ class _Conversation:
         await self._writer.drain()
         # Closed at once, a client that is still sending would see no answer.
         self._writer.write_eof()
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError):
             async with asyncio.timeout(1.0):
                 while await self._reader.read(65536):
                     pass

@@ -141,7 +141,7 @@ def _identity(compiler: Sequence[str], flags: Sequence[str]) -> str:
             f"{compiler[0]} does not compile C99: {done.stderr.strip()[:2000]}; name another "
             "compiler in the environment variable CC"
         )
-    return f"{compiler[0]}\n{done.stdout}"
+    return done.stdout
 
 
 def _preprocess(compiler: Sequence[str], flags: Sequence[str]) -> subprocess.CompletedProcess[str]:
