@@ -26,7 +26,8 @@ class ActionGuard:
 
     Numbers are one for all elements, a list in port order, or either by action port, in the units
     that `apply` gets. Limits and the safe action default to those of the bundle's metadata if that
-    is what its metadata speaks of: what the robot is sent.
+    is what its metadata speaks of: what the robot is sent. Limits are for floating-point elements;
+    integers and booleans are sent as the policy gives them.
     """
 
     scale: bool = False
@@ -125,21 +126,26 @@ class ActionPath:
             Whether an element was out of its range.
 
         Raises:
-            Fault: of kind "action_invalid" if an element is not finite.
+            Fault: of kind "action_invalid" if an element is not finite, or would not be in the
+                dtype that it is sent in.
         """
         if self._layout is None:
             layout = ActionLayout.of_value(action)
             if layout is not None:
-                self._prepare(layout)
+                try:
+                    self._prepare(layout)
+                except LoopError as error:
+                    raise Fault("action_invalid", str(error), error) from error
             elif self._is_limited():
                 kind = type(action).__name__
                 message = f"the action is a {kind}, whose limits are not known without a manifest"
                 raise Fault("action_invalid", message)
         self._newest = action
-        if self._layout is None:
+        layout = self._layout
+        if layout is None:
             return False
         try:
-            self._newest_leaves = self._layout.gather(action, self._work)
+            self._newest_leaves = layout.gather(action, self._work)
         except LoopError as error:
             raise Fault("action_invalid", str(error), error) from error
         self._newest_fresh = True
@@ -161,6 +167,11 @@ class ActionPath:
             self._newest_fresh &= not outside
         else:
             np.copyto(self._target, self._work)
+        np.abs(self._target, out=self._clipped)
+        if (self._clipped > layout.largest).any():
+            element = int(np.argmax(self._clipped > layout.largest))
+            message = f"element {element} is {self._target[element]}, beyond what its dtype can say"
+            raise Fault("action_invalid", message)
         if self.has_sent:
             np.copyto(self._start, self._sent)
         else:
@@ -287,6 +298,7 @@ class ActionPath:
     def _prepare(self, layout: ActionLayout) -> None:
         """Lays out everything that the guard and the metadata say, and allocates all memory."""
         metadata, guard = self._metadata, self._guard
+        self._check_that_limits_apply(layout)
         scaled = guard.scale and metadata.action_applied_by != "policy"
         self._scale = layout.spread(metadata.action_scale, "action_scale") if scaled else None
         self._offset = layout.spread(metadata.action_offset, "action_offset") if scaled else None
@@ -301,6 +313,10 @@ class ActionPath:
             raise LoopError(f"low is above high: {low} > {high}")
         self._low = None if lower is None else layout.inside(lower, math.inf)
         self._high = None if upper is None else layout.inside(upper, -math.inf)
+        for name, limit, given in (("low", self._low, low), ("high", self._high, high)):
+            nothing = math.inf if name == "low" else -math.inf
+            if limit is not None and (limit == nothing).any():
+                raise LoopError(f"{name} is {given}, which leaves no finite number of its dtype")
         rate = layout.spread(guard.rate_limit_per_s, "rate_limit_per_s")
         if rate is not None and not (np.isfinite(rate) & (rate > 0)).all():
             raise LoopError(f"rate_limit_per_s is {guard.rate_limit_per_s}, expected above 0")
@@ -318,6 +334,17 @@ class ActionPath:
             self._lay_out_safe_action(layout)
         self._layout = layout
 
+    def _check_that_limits_apply(self, layout: ActionLayout) -> None:
+        if layout.size or not self._is_limited():
+            return
+        message = (
+            "there are limits, but the action has integers and booleans only, which are not limited"
+        )
+        guard = self._guard
+        if any(value is not None for value in (guard.low, guard.high, guard.rate_limit_per_s)):
+            raise LoopError(f"{message}; have the policy give floats, or leave the limits out")
+        warnings.warn(f"{message}: those of the bundle's metadata", RuntimeWarning, stacklevel=5)
+
     def _lay_out_safe_action(self, layout: ActionLayout) -> None:
         given = self._guard.safe_action
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
@@ -325,8 +352,9 @@ class ActionPath:
             numbers = self._metadata.safe_action if given is None else float(given)
             given = layout.tree_of(numbers, "safe_action")
         self._safe_leaves = layout.gather(given, self._safe_vector)
-        if not np.isfinite(self._safe_vector).all():
-            raise LoopError(f"safe_action is {given!r}, expected finite numbers")
+        # Written so that NaN is refused too.
+        if not (np.abs(self._safe_vector) <= layout.largest).all():
+            raise LoopError(f"safe_action is {given!r}, expected finite numbers of its dtype")
 
 
 def _limit(

@@ -46,11 +46,16 @@ class ActionLayout:
         self._shapes = [(*lead, *by_name[name].shape) for name in self.names]
         self._dtypes = [np.dtype(by_name[name].dtype) for name in self.names]
         self._places: list[slice | None] = []
+        largest: list[np.ndarray] = []
         self.size = 0
         for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
             count = math.prod(shape) if dtype.kind == "f" else 0
             self._places.append(slice(self.size, self.size + count) if dtype.kind == "f" else None)
             self.size += count
+            if dtype.kind == "f":
+                largest.append(np.full(count, float(np.finfo(dtype).max)))
+        self.largest = np.concatenate([*largest, np.zeros(0)])
+        """The largest finite number of each element's dtype."""
 
     @classmethod
     def of_manifest(cls, manifest: Manifest, batch_size: int | None) -> ActionLayout:
@@ -157,7 +162,8 @@ class ActionLayout:
         for place, dtype in zip(self._places, self._dtypes, strict=True):
             if place is None:
                 continue
-            near = limit[place].astype(dtype)
+            with np.errstate(over="ignore"):  # beyond every number of the dtype: an infinity
+                near = limit[place].astype(dtype)
             beyond = near > limit[place] if towards < 0 else near < limit[place]
             moved = np.nextafter(near, dtype.type(towards))
             rounded[place] = np.where(beyond, moved, near)

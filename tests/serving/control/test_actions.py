@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from serving import tree
 from serving.control.actions import ActionGuard, ActionPath
@@ -219,6 +220,41 @@ def test_an_action_that_is_not_finite_is_refused(value):
     assert path.hold()["joints"].tolist() == [1.0, 2.0]
 
 
+def test_a_number_that_overflows_the_dtype_it_is_sent_in_is_refused():
+    path = path_for(Session(action_scale=1e38), scale=True)
+    assert follow(path, action(1, 2)) == pytest.approx([1e38, 2e38])
+    with pytest.raises(
+        Fault, match="element 1 is 7e[+]38, beyond what its dtype can say"
+    ) as raised:
+        path.take(action(1, 7))
+    assert raised.value.kind == "action_invalid"
+    # Within its limits it is sent.
+    limited = path_for(Session(action_scale=1e38), scale=True, high=3e38)
+    assert follow(limited, action(1, 7)) == pytest.approx([1e38, 3e38])
+
+
+def test_limits_that_no_element_of_a_manifests_action_has_are_refused():
+    session = Session()
+    (grip, _), only = session.manifest.action_ports, tree.Leaf("action.grip", [], "int32")
+    session.manifest = structs.replace(
+        session.manifest, action=tree.Dict(["grip"], [only]), action_ports=[grip]
+    )
+    for guard in ({"low": 0.0}, {"high": 1.0}, {"rate_limit_per_s": 1.0}):
+        with pytest.raises(LoopError, match="integers and booleans only, which are not limited"):
+            path_for(session, **guard)
+    assert path_for(session).take({"grip": np.int32(3)}) is False
+    metadata = metadata_from({"action_high": 1.0})
+    session.manifest = structs.replace(session.manifest, metadata=metadata)
+    with pytest.warns(RuntimeWarning, match="not limited: those of the bundle's metadata"):
+        path_for(session)
+
+
+def test_limits_that_an_action_without_a_manifest_cannot_have_are_a_fault_at_the_first():
+    with pytest.raises(Fault, match="integers and booleans only") as raised:
+        ActionPath(object(), ActionGuard(high=3.0), rate_hz=1.0).take(np.arange(3))
+    assert raised.value.kind == "action_invalid"
+
+
 def test_numbers_and_arrays_of_a_session_without_a_manifest_can_be_limited():
     path = ActionPath(object(), ActionGuard(high=3.0, safe_action=0.0), rate_hz=1.0)
     assert path.safe() == 0.0
@@ -235,6 +271,9 @@ def test_numbers_and_arrays_of_a_session_without_a_manifest_can_be_limited():
         ({"low": [1.0, 2.0]}, "low: .* 2 numbers, but the action has 3"),
         ({"low": 2.0, "high": 1.0}, "low is above high"),
         ({"low": math.nan}, "low is nan, expected numbers; .* an infinity"),
+        ({"low": math.inf}, "low is inf, which leaves no finite number"),
+        ({"high": -1e39}, "high is -1e[+]39, which leaves no finite number"),
+        ({"safe_action": 1e39}, "expected finite numbers of its dtype"),
         ({"high": {"action.grip": 1.0, "action.joints": [1.0, math.nan]}}, "high is .*nan"),
         ({"rate_limit_per_s": 0.0}, "rate_limit_per_s is 0.0, expected above 0"),
         ({"safe_action": math.nan}, "expected finite numbers"),
