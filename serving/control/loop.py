@@ -202,7 +202,9 @@ class ControlLoop:
                         )
                     )
                 if self._handles_signals:
-                    run.signals = stack.enter_context(EndingSignals())
+                    run.signals = stack.enter_context(
+                        EndingSignals(self._sender.is_blocked_in_apply)
+                    )
                 run.begin(self._clock())
                 try:
                     try:
@@ -266,6 +268,7 @@ class ControlLoop:
             now_s = self._clock()
             schedule = realigned(run.schedule, run.tick, now_s)
             if schedule is not run.schedule:
+                run.move_times(schedule.start_s - run.schedule.start_s)
                 run.schedule = schedule
                 run.tally.clock_steps += 1
             deadline_s = schedule.deadline_s(run.tick)

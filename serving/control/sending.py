@@ -10,11 +10,13 @@ from serving.control.actions import ActionPath
 from serving.control.checks import in_words
 from serving.control.faults import Fault
 from serving.control.settings import Watchdog
+from serving.control.signals import Interrupted
 from serving.control.state import Ended, Run
 from serving.control.timing import next_tick
 
 PATIENCE_S = 1.0
-"""How long the control thread waits for the watchdog to be done with `apply`."""
+"""How long the control thread waits for the watchdog to be done with `apply`, and after which a
+signal may break off an `apply` of the safe action."""
 
 
 class Beat:
@@ -60,13 +62,18 @@ class Sender:
         self._apply = apply
         self._clock = self.now_s = clock
         self._hold_limit_s = hold_limit_s
-        self._lock = threading.Lock()
+        # An interrupt may come between taking the lock and what would let go of it. The thread that
+        # holds it can take it once more, so the safe action is sent all the same.
+        self._lock = threading.RLock()
 
     def restart(self) -> None:
         """Forgets what was sent: a new run begins."""
         self.path.restart()
         self.taken_over = None
         self._emergency_called = False
+        if not self._watchdog_sends:
+            # An interrupt of the run before may have left the old one taken.
+            self._lock = threading.RLock()
 
     def take(self, action: Any) -> bool:
         """Takes over a new action of the policy; returns whether it was out of its range.
@@ -79,6 +86,11 @@ class Sender:
             return self.path.take(action)
         finally:
             self._lock.release()
+
+    def is_blocked_in_apply(self) -> bool:
+        """Whether the control thread has been in `apply` for longer than it may take."""
+        _, phase, since_s = self.beat.state
+        return phase == "apply" and self._clock() - since_s > PATIENCE_S
 
     def complain(self) -> None:
         """Notices that the watchdog has acted while the control thread was stuck.
@@ -110,7 +122,7 @@ class Sender:
         try:
             self._complain_if_taken_over()
             if run.mode == "follow":
-                run.held_since_s = None
+                run.held_since = None
                 action = self.path.follow(share)
             elif run.mode == "hold":
                 run.tally.held += 1
@@ -158,7 +170,8 @@ class Sender:
                 emergency(self.path.safe_action())
             return True
         # Whoever holds the lock is about to send: not stuck there, or soon stuck in another phase.
-        if not self._lock.acquire(blocking=False):
+        lock = self._lock  # the one of this run, also if another begins before this call is over
+        if not lock.acquire(blocking=False):
             return False
         self._watchdog_sends = True
         try:
@@ -173,7 +186,7 @@ class Sender:
             return True
         finally:
             self._watchdog_sends = False
-            self._lock.release()
+            lock.release()
 
     def _call_apply(self, action: Any) -> None:
         self.beat.enter("apply", self._clock())
@@ -183,9 +196,7 @@ class Sender:
             raise Fault("apply_error", in_words(error), error) from error
 
     def _acquire(self) -> None:
-        # Without a watchdog at it, the lock is this thread's own: an interrupt came between taking
-        # it and what would have let go of it. The safe action has to be sent all the same.
-        if not self._lock.acquire(timeout=PATIENCE_S) and self._watchdog_sends:
+        if not self._lock.acquire(timeout=PATIENCE_S):
             raise Fault("apply_error", "the watchdog is stuck in apply")
 
     def _complain_if_taken_over(self) -> None:
@@ -201,9 +212,12 @@ class Sender:
     def _may_hold(self, run: Run) -> bool:
         """Whether something can be sent; where holding is over, the safe action takes its place."""
         now_s = self._clock()
-        if run.held_since_s is None:
-            run.held_since_s = now_s
-        too_long = now_s - run.held_since_s > self._hold_limit_s
+        if run.held_since is None:
+            run.held_since = (run.tick, now_s)
+        since_tick, since_s = run.held_since
+        # By ticks as well: where the clock was set back it says that no time has passed.
+        by_ticks_s = (run.tick - since_tick) * run.schedule.period_s - 1e-9
+        too_long = max(now_s - since_s, by_ticks_s) > self._hold_limit_s
         if self.path.has_sent and not too_long:
             return True
         if self.path.has_safe_action:
@@ -234,15 +248,16 @@ def send_safe_action_last(
     try:
         _ramp_down(sender, run, wait)
         tally.safe_action_sent = True
-    except Fault as fault:
-        tally.notes.append(f"the safe action could not be applied: {fault}")
+    except (Fault, Interrupted) as error:
+        reason = str(error) if isinstance(error, Fault) else "it was blocked, and a signal came"
+        tally.notes.append(f"the safe action could not be applied: {reason}")
         if emergency is None:
             return
         try:
             emergency(sender.path.safe_action())
             tally.notes.append("the emergency function was called")
-        except Exception as error:
-            tally.notes.append(f"the emergency function failed: {in_words(error)}")
+        except Exception as failure:
+            tally.notes.append(f"the emergency function failed: {in_words(failure)}")
 
 
 def _ramp_down(sender: Sender, run: Run, wait: Callable[[Run], Any]) -> None:
@@ -253,6 +268,8 @@ def _ramp_down(sender: Sender, run: Run, wait: Callable[[Run], Any]) -> None:
                 return
             run.tick = next_tick(run.schedule, run.tick, sender.now_s()).tick
             wait(run)
+    except Interrupted:
+        raise  # apply is blocked: trying once more would block again
     except KeyboardInterrupt:
         # Someone is in a hurry, but the safe action is still the last one.
         sender.path.finish_ramp()

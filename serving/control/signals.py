@@ -4,7 +4,8 @@ The first signal ends the run after the cycle in progress. Python delivers a sig
 its instructions and then goes back to a call that waits, so a `read` that is stuck would never
 notice. Therefore a thread sends the signal once more when the run has not ended after a grace
 period, and the second one raises an exception wherever the control thread is. So does a second
-signal from outside. Once the safe action is on its way, signals change nothing any more.
+signal from outside. Once the safe action is on its way, signals change nothing any more, unless
+`apply` is blocked with it: a signal that comes then breaks it off.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from serving.errors import LoopError
@@ -33,10 +35,14 @@ class EndingSignals:
         received: number of the first signal that came; None if none did.
 
     Args:
+        is_blocked: asked when a signal comes after `disarm`; True to interrupt all the same.
         grace_s: seconds after which a run that has not ended is interrupted.
     """
 
-    def __init__(self, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, is_blocked: Callable[[], bool] = lambda: False, *, grace_s: float = GRACE_S
+    ) -> None:
+        self._is_blocked = is_blocked
         self.received: int | None = None
         self._grace_s = grace_s
         self._before: dict[int, object] = {}
@@ -72,7 +78,7 @@ class EndingSignals:
         return self
 
     def disarm(self) -> None:
-        """From here on signals are noted and change nothing."""
+        """From here on signals are noted and change nothing, as long as nothing is blocked."""
         self._armed = False
         self._done.set()
 
@@ -89,10 +95,11 @@ class EndingSignals:
         os.close(self._writer)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
+        first = self.received is None
+        if first:
             self.received = number
             os.write(self._writer, b"s")
-        elif self._armed:
+        if (self._armed and not first) or (self._done.is_set() and self._is_blocked()):
             self._armed = False
             raise Interrupted
 

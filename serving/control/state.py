@@ -32,8 +32,8 @@ class Run:
         self.policy_tick: int | None = None
         """The tick at which the policy acted last."""
         self.mode: Mode = "follow"
-        self.held_since_s: float | None = None
-        """Since when no action of the policy has been sent, because one is held."""
+        self.held_since: tuple[int, float] | None = None
+        """Tick and time since which no action of the policy has been sent, because one is held."""
         self.override: Mode | None = None
         """What the next cycle sends in place of asking the policy."""
         self.last_kind: Any = "read_error"
@@ -50,6 +50,11 @@ class Run:
     def begin(self, now_s: float) -> None:
         self.tally.start_s = now_s
         self.schedule = Schedule(now_s, self.schedule.period_s)
+
+    def move_times(self, by_s: float) -> None:
+        """Moves the times that the report counts from, after the clock was set back."""
+        self.tally.start_s += by_s
+        self.tally.first_s += by_s
 
 
 def graver(one: Mode | None, other: Mode | None) -> Mode | None:

@@ -56,6 +56,8 @@ class Guard:
         self._clock = clock
         self._period_s = period_s
         self._handled = -1
+        self._looked_at = -1
+        self._looked_s = self._set_back_s = 0.0
         self._done = threading.Event()
         # A daemon: a process that wants to end is not kept by an `apply` that is stuck for ever.
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -75,10 +77,20 @@ class Guard:
         pause_s = self._settings.timeout_s / 4
         while not self._done.wait(pause_s):
             number, phase, since_s = self._beat.state
-            stuck = phase in WATCHED and self._clock() - since_s > self._settings.timeout_s
+            stuck_s = self._time_in_phase(number, since_s)
+            stuck = phase in WATCHED and stuck_s > self._settings.timeout_s
             pause_s = self._period_s if stuck else self._settings.timeout_s / 4
             if stuck:
                 self._act(number, phase)
+
+    def _time_in_phase(self, number: int, since_s: float) -> float:
+        """How long a phase has lasted, whatever the clock was set back by since it was entered."""
+        now_s = self._clock()
+        if number != self._looked_at:
+            self._looked_at, self._looked_s, self._set_back_s = number, since_s, 0.0
+        self._set_back_s += max(0.0, self._looked_s - now_s)
+        self._looked_s = now_s
+        return now_s - since_s + self._set_back_s
 
     def _act(self, number: int, phase: str) -> None:
         first = number != self._handled

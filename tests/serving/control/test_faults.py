@@ -293,6 +293,32 @@ def test_a_clock_that_steps_causes_neither_a_burst_nor_a_halt(clock, robot, jump
     assert np.median(gaps) == pytest.approx(0.016)
 
 
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_clock_that_is_set_back_makes_nothing_be_held_for_longer(clock, robot, at):
+    def read():
+        value = robot.read()
+        if value == at:
+            clock.now_s -= 3600.0
+        if value >= 3:
+            raise OSError("bus off")
+        return value
+
+    loop = ControlLoop(
+        Doubler(clock),
+        read,
+        robot.apply,
+        rate_hz=50.0,
+        actions=ActionGuard(safe_action=-7),
+        faults=FaultPolicy(read_error="hold", hold_limit_s=0.05),
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    report = loop.run(steps=10)
+    assert robot.applied == [2, 4, 4, 4, 4, *[-7] * 6]
+    assert (report.held, report.clock_steps) == (3, 1)
+    assert 0.1 < report.elapsed_s < 0.3
+
+
 def test_loops_take_their_time_from_a_clock_that_is_never_set():
     import inspect
     import time

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import ActionGuard, ControlLoop, LoopError
+from serving import ActionGuard, ControlLoop, LoopError, Watchdog
+from serving.control.signals import EndingSignals
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -132,6 +133,58 @@ def test_a_signal_that_comes_while_the_safe_action_is_sent_changes_nothing(clock
     report = loop.run()
     assert robot.applied == [8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
     assert (report.stopped_by, report.signal, report.steps) == ("signal", "SIGTERM", 3)
+
+
+def test_a_signal_breaks_a_blocked_safe_action_off(clock, robot):
+    emergencies = []
+
+    def apply(action):
+        robot.apply(action)
+        if action == 0.0:
+            signal.raise_signal(signal.SIGTERM)  # at once: changes nothing
+            clock.now_s += 1.5
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("went on waiting")
+
+    class Session:
+        def step(self, observation: int) -> float:
+            return 8.0
+
+    loop = ControlLoop(
+        Session(),
+        robot.read,
+        apply,
+        rate_hz=50.0,
+        actions=ActionGuard(safe_action=0.0),
+        watchdog=Watchdog(1e6, emergencies.append),
+        handle_signals=True,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    report = loop.run(steps=2)
+    assert robot.applied == [8.0, 8.0, 0.0] and emergencies == [0.0]
+    assert (report.stopped_by, report.signal, report.safe_action_sent) == (
+        "steps",
+        "SIGTERM",
+        False,
+    )
+    assert "it was blocked, and a signal came" in report.notes[0]
+
+
+def test_a_signal_that_is_sent_again_still_meets_our_handler(monkeypatch):
+    asked, go_on, met = threading.Event(), threading.Event(), []
+
+    def kill(thread, number):
+        asked.set()
+        assert go_on.wait(30.0)
+        met.append(signal.getsignal(number))
+
+    monkeypatch.setattr(signal, "pthread_kill", kill)
+    with EndingSignals(grace_s=0.0) as signals:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.wait(30.0)
+        threading.Timer(0.05, go_on.set).start()
+    assert met == [signals._handle]
 
 
 def test_an_interrupt_without_handlers_still_sends_the_safe_action_last(clock, robot):

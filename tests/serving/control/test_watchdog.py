@@ -190,21 +190,50 @@ def test_a_loop_in_time_never_meets_the_watchdog():
 
 
 def test_an_interrupt_that_leaves_the_lock_taken_keeps_no_safe_action_back(monkeypatch):
-    monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(sending, "PATIENCE_S", 5.0)
     robot = Stuck("nowhere")
     step = robot.step
 
     def interrupted(observation):
-        if robot.steps == 2:
+        if robot.steps == 2 and robot.phase == "nowhere":
             loop._sender._lock.acquire()
             raise KeyboardInterrupt
         return step(observation)
 
     robot.step = interrupted
-    loop = robot.loop()
+    loop, began_s = robot.loop(), time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         loop.run(steps=10)
     assert robot.applied == [("MainThread", 2.0), ("MainThread", 3.0), ("MainThread", 0.0)]
+    assert time.perf_counter() - began_s < 4.0  # nobody waited for a lock of one's own
+    # The watchdog of the next run gets the lock again.
+    robot.phase = "read"
+    with pytest.raises(LoopError, match="read was blocked"):
+        loop.run(steps=10)
+    assert ("watchdog", 0.0) in robot.applied
+
+
+def test_a_clock_that_is_set_back_keeps_the_watchdog_from_nothing():
+    robot, set_back_s = Stuck("read"), 0.0
+    read = robot.read
+
+    def setting():
+        nonlocal set_back_s
+        set_back_s = 3600.0 if robot.calls == 2 else set_back_s
+        return read()
+
+    loop = ControlLoop(
+        robot,
+        setting,
+        robot.apply,
+        rate_hz=200.0,
+        actions=ActionGuard(safe_action=0.0),
+        watchdog=Watchdog(TIMEOUT_S),
+        clock=lambda: time.perf_counter() - set_back_s,
+    )
+    with pytest.raises(LoopError, match="read was blocked"):
+        loop.run(steps=10)
+    assert [action for _, action in robot.applied][:3] == [2.0, 3.0, 0.0]
 
 
 def test_a_watchdog_stuck_in_apply_does_not_stop_the_control_thread_from_ending(monkeypatch):
@@ -233,8 +262,14 @@ def test_the_watchdog_does_not_wait_for_a_thread_that_is_about_to_send(clock, ro
     path = ActionPath(object(), ActionGuard(safe_action=0.0), rate_hz=1.0)
     sender = sending.Sender(robot.apply, path, clock=clock, hold_limit_s=1.0)
     number = sender.beat.state[0]
+    taken_over = []
     with sender._lock:
-        assert sender.take_over("read", number, None) is False
+        watchdog = threading.Thread(
+            target=lambda: taken_over.append(sender.take_over("read", number, None))
+        )
+        watchdog.start()
+        watchdog.join()
+    assert taken_over == [False]
     assert sender.take_over("read", number + 1, None) is False
     assert robot.applied == [] and sender.taken_over is None
     assert sender.take_over("read", number, None) is True
