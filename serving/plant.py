@@ -169,7 +169,7 @@ class RemotePlant:
         self._check_open()
         try:
             wire.send(self._connection, message)
-        except PlantError:
+        except BaseException:  # an interrupt too: a part of the message may have gone out
             self._hang_up()
             raise
 
@@ -177,7 +177,7 @@ class RemotePlant:
         self._check_open()
         try:
             return self._checked(wire.receive(self._connection), kind)
-        except PlantError:
+        except BaseException:  # an interrupt too: a part of the message may have been read
             self._hang_up()
             raise
 

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    from serving import ControlLoop, LoopError, load_policy
+    from serving import ControlLoop, LoopError, PlantError, load_policy
 
     budget = arguments.miss_budget
     if budget is not None and not 0.0 <= budget <= 1.0:
@@ -85,7 +85,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             for file in error.report.records if error.report is not None else ():
                 output.note(f"flight record: {file}")
             raise
-        summary = None if plant is None else plant.close()
+        summary = None
+        if plant is not None:
+            try:
+                summary = plant.close()
+            except PlantError as error:
+                # After a signal the simulator may have been hung up on: the report goes out anyway.
+                if report.signal is None:
+                    raise
+                output.note(f"the simulator gave no summary: {error}")
     due = report.steps + report.misses
     missed = report.misses / due if due else 0.0
     kept = budget is None or missed <= budget

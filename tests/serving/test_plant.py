@@ -146,6 +146,27 @@ def test_a_client_that_vanishes_ends_the_server_with_what_was_done():
     assert (server.summary.steps, server.summary.closed) == (1, False)
 
 
+@pytest.mark.parametrize("call", ["send", "receive"])
+def test_an_interrupt_in_the_middle_of_a_message_ends_the_connection(call, monkeypatch):
+    server = Server()
+    with RemotePlant(server.address) as plant:
+        plant.read()
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, call, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                plant.apply({"push": 1.0})
+                plant.read()
+        # What is sent in the end waits for no answer that may never come.
+        with pytest.raises(PlantError, match="the connection is closed"):
+            plant.apply({"push": 0.0})
+        plant._summary = {}
+    server.join()
+
+
 def test_an_error_in_the_loop_closes_the_connection_at_once():
     server = Server()
     with pytest.raises(RuntimeError), RemotePlant(server.address) as plant:
