@@ -4,8 +4,8 @@ Tensors are named by a role and a port: `carry/...`, `observation/...` and `acti
 [S, B, ...] for S policy steps of B rows, `step/...` [S] and `tick/...` [T] say when and how, and
 `final_carry/...` [B, ...] is the carry after all of it. `read_record` refuses, in this order: a
 file above `MAX_RECORD_BYTES`, what is no safetensors file, what has no description of this format
-and version, and tensors of other lengths than they should have. `check_record` compares the rest
-with a bundle.
+and version, and tensors of other lengths than they should have. S may be 0, where nothing came of
+any `read`, but not T too. `check_record` compares the rest with a bundle.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ def read_record(path: str | Path) -> FlightRecord:
             file,
             _record_error,
         )
-    if not len(tensors["step/tick"]):
-        raise RecordError(f"{file}: holds no step of a policy")
-    if tensors["step/status"].max() > STEP_NOT_RUN:
+    if not len(tensors["step/tick"]) and not len(tensors["tick/tick"]):
+        raise RecordError(f"{file}: holds neither a step of a policy nor a tick")
+    if (tensors["step/status"] > STEP_NOT_RUN).any():
         raise RecordError(f"{file}: step/status has {tensors['step/status'].max()}, at most 2")
     return FlightRecord(file, info, tensors)
 

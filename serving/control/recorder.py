@@ -51,7 +51,8 @@ class FlightRecorder:
     at_end: bool = False
     """Write the last seconds of every run; False for those with a fault only."""
     max_files: int = 10
-    """Records that one run may write, so that a fault in every cycle does not fill the disk."""
+    """Records that one run may write, so that a fault in every cycle does not fill the disk. The
+    last of them is kept for the end of the run, unless it is the only one."""
     max_bytes: int = 512 * 1024 * 1024
     """Most memory that may be taken; a run that needs more is refused."""
 
@@ -283,7 +284,7 @@ class Recording:
         """Hands what has been recorded to the writing thread; False if that cannot be done now."""
         if self._job is not None or not self._rings.steps.count:
             return False
-        if len(self.files) >= self._settings.max_files:
+        if len(self.files) >= max(1, self._settings.max_files - 1):
             return False
         self._job = (self._rings, self._described(reason, events))
         self._rings, self._spare = self._spare, self._rings
@@ -303,8 +304,13 @@ class Recording:
             reason = self._pending or ASKED_FOR
         elif self._settings.at_end:
             reason = "the end of the run"
-        if reason is not None and self._rings.steps.count:
-            self._write(self._rings, self._described(reason, run.tally.faults.events()))
+        # Ticks without a step say something too: a read that failed until the run was given up.
+        if reason is not None and self._rings.ticks.count:
+            if len(self.files) < self._settings.max_files:
+                self._write(self._rings, self._described(reason, run.tally.faults.events()))
+            else:
+                limit = self._settings.max_files
+                self.notes.append(f"no flight record of the run's end: max_files is {limit}")
         run.tally.records, run.tally.notes[:0] = self.files, self.notes
 
     def _described(self, reason: str, events: list[FaultEvent]) -> RecordInfo:

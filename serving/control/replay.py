@@ -97,7 +97,8 @@ def replay_record(
         The report; `passed` is the verdict.
 
     Raises:
-        RecordError: if the record is of another bundle, or the tolerance no such number.
+        RecordError: if the record is of another bundle or holds no step that was run, or the
+            tolerance is no such number.
         ServingError: if the runtime fails.
     """
     check_record(record, policy.manifest, policy.bundle.fingerprint)
@@ -107,6 +108,13 @@ def replay_record(
     if not 0.0 <= tolerance < np.inf:
         raise RecordError(f"tolerance is {tolerance}, expected a finite number of at least 0")
     ran = np.flatnonzero(record.tensors["step/status"] != STEP_NOT_RUN)
+    if not len(ran):
+        reason = record.info.reason or "nothing that it says"
+        raise RecordError(
+            f"{record.file}: the policy was not run in any of its {record.steps} steps, so there "
+            f"is nothing to replay; it was written because of {reason}. read_record gives its "
+            "ticks and faults"
+        )
     # What was recorded is not judged: it may be the very NaN that ended the run.
     session = policy.session(record.info.batch_size, check_finite=False)
     flushing = flush_denormals() if record.info.denormals_flushed else contextlib.nullcontext()

@@ -216,6 +216,50 @@ def test_a_record_can_be_asked_for_and_their_number_is_limited(make_rig, observa
     assert 1 <= len(list((tmp_path / "many").iterdir())) <= 2
 
 
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_fault_that_ends_a_run_leaves_a_record_also_without_a_step(
+    make_rig, observations, tmp_path, policy, good
+):
+    rig = make_rig([*observations(good), *[OSError("bus off")] * 20])
+    faults = FaultPolicy(read_error="hold", hold_limit_s=0.1)
+    if not good:
+        faults = FaultPolicy()
+    loop = rig.loop(faults=faults, actions=ActionGuard(), recorder=FlightRecorder(tmp_path))
+    if good:
+        report = loop.run()
+        assert report.stopped_by == "fault"
+    else:
+        with pytest.raises(LoopError) as raised:
+            loop.run()
+        report = raised.value.report
+    record = read_record(report.records[-1])
+    assert record.steps == 0 and record.info.reason.startswith("read_error: ")
+    assert len(record.info.faults) == report.faults["read_error"] == (7 if good else 1) - good
+    assert (record.tensors["tick/faults"] == 1).all() and len(record.tensors["tick/tick"])
+    with pytest.raises(RecordError, match="not run in any of its 0 steps, .* of read_error"):
+        replay_record(policy, record)
+
+
+def test_no_run_writes_more_records_than_it_may_and_the_last_is_that_of_its_end(
+    make_rig, observations, tmp_path
+):
+    def run(max_files):
+        stream = [value for good in observations(50) for value in (good, OSError("bus off"))]
+        rig = make_rig([*stream, with_nan(observations(1)[0])])
+        recorder = FlightRecorder(tmp_path / str(max_files), seconds=0.2, max_files=max_files)
+        loop = rig.loop(recorder=recorder, faults=FaultPolicy(read_error="hold"))
+        with pytest.raises(LoopError) as raised:
+            loop.run()
+        return raised.value.report
+
+    report = run(3)
+    assert len(report.records) == 3
+    assert read_record(report.records[-1]).info.reason.startswith("observation_invalid")
+    report = run(1)
+    assert len(report.records) == 1
+    assert report.notes == ["no flight record of the run's end: max_files is 1"]
+
+
 def test_faults_that_come_again_and_again_are_in_records_of_full_length(
     make_rig, observations, tmp_path, policy
 ):
