@@ -121,8 +121,11 @@ class RemotePlant:
         self._request({"kind": "reset"})
         self._pending = True
 
-    def close(self) -> dict[str, Any]:
+    def close(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Ends the connection and returns the simulator's summary.
+
+        Args:
+            timeout_s: longest wait for an answer; None for that of the connection.
 
         Returns:
             `steps`, `returns` of the finished episodes, `unfinished_return`, `closed`. A second
@@ -132,7 +135,10 @@ class RemotePlant:
             PlantError: if the simulator failed or the connection is broken; it is closed then too.
         """
         if self._summary is None:
+            self._check_open()
             try:
+                if timeout_s is not None:
+                    self._connection.settimeout(timeout_s)
                 if self._pending:
                     self._receive()
                 self._request({"kind": "close"})
@@ -151,8 +157,8 @@ class RemotePlant:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes the connection; after an error without waiting for the simulator."""
-        if error is None:
+        """Closes the connection; after an error, or where it is lost, without waiting."""
+        if error is None and not self._closed:
             self.close()
         self._hang_up()
 

@@ -33,6 +33,9 @@ EXAMPLES = """examples:
 # None of these belongs in a process that acts on a robot.
 TRAINING_MODULES = ("jax", "jaxlib", "flax", "tensorflow")
 
+PATIENCE_S = 1.0
+"""How long a simulator may take to give its summary after a signal."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="directory of the bundle")
@@ -88,9 +91,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary = None
         if plant is not None:
             try:
-                summary = plant.close()
+                # A simulator that hangs must not keep a process that was told to end.
+                summary = plant.close(timeout_s=None if report.signal is None else PATIENCE_S)
             except PlantError as error:
-                # After a signal the simulator may have been hung up on: the report goes out anyway.
                 if report.signal is None:
                     raise
                 output.note(f"the simulator gave no summary: {error}")
