@@ -24,7 +24,7 @@ BOOKKEEPING = ("_export_", "_object__", "_pytree__")
 """How attributes begin that Flax or an export gave to a module."""
 
 _OTHERS_BUSINESS = (
-    nnx.Object,
+    nnx.Pytree,
     nnx.Variable,
     jax.Array,
     np.ndarray,

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,14 @@ def noted_changes(network: nnx.Module) -> Iterator[list[str]]:
         network: A private copy.
     """
     changes: list[str] = []
-    before = _snapshot(network)
-    with _noted_assignments(network) as lines:
+    modules = _modules(network)
+    before = _snapshot(modules)
+    with _noted_assignments(modules) as lines:
         yield changes
-    after = _snapshot(network)
+    after = _snapshot(_modules(network))
     for (path, name), value in before.items():
         if (path, name) in after and after[path, name] != value:
-            line = lines.get((path, name)) or _line_of_call(network, path)
+            line = lines.get((path, name)) or _line_of_call(modules[path])
             changes.append(
                 f"module '{path or 'network'}' changes its attribute '{name}', at {line}"
             )
@@ -100,18 +101,20 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _snapshot(network: nnx.Module) -> dict[tuple[str, str], Any]:
+def _modules(network: nnx.Module) -> dict[str, nnx.Module]:
+    """Return path, with dots → module."""
+    found = nnx.iter_modules(network)
+    return {".".join(str(part) for part in path): module for path, module in found}
+
+
+def _snapshot(modules: Mapping[str, nnx.Module]) -> dict[tuple[str, str], Any]:
     """Return what modules keep in Python, such that a change compares unequal."""
     return {
-        (_name(path), name): frozen
-        for path, module in nnx.iter_modules(network)
+        (path, name): frozen
+        for path, module in modules.items()
         for name, value in vars(module).items()
         if not name.startswith(BOOKKEEPING) and (frozen := _frozen(value)) is not None
     }
-
-
-def _name(path: Any) -> str:
-    return ".".join(str(part) for part in path)
 
 
 def _frozen(value: Any, inside: tuple[int, ...] = ()) -> Any:
@@ -146,12 +149,14 @@ def _element(item: Any, inside: tuple[int, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def _noted_assignments(network: nnx.Module) -> Iterator[dict[tuple[str, str], str]]:
-    """Collect the line of each assignment to an attribute of a module in `network`."""
-    paths = {id(module): _name(path) for path, module in nnx.iter_modules(network)}
+def _noted_assignments(
+    modules: Mapping[str, nnx.Module],
+) -> Iterator[dict[tuple[str, str], str]]:
+    """Collect the line of each assignment to an attribute of one of `modules`."""
+    paths = {id(module): path for path, module in modules.items()}
     lines: dict[tuple[str, str], str] = {}
     with contextlib.ExitStack() as restore:
-        for cls in {type(module) for _, module in nnx.iter_modules(network)}:
+        for cls in {type(module) for module in modules.values()}:
             restore.enter_context(_noting(cls, paths, lines))
         yield lines
 
@@ -176,11 +181,10 @@ def _noting(cls: Any, paths: dict[int, str], lines: dict[tuple[str, str], str]) 
             cls.__setattr__ = original
 
 
-def _line_of_call(network: nnx.Module, path: str) -> str:
+def _line_of_call(module: nnx.Module) -> str:
     """Return where the module's call is written, for changes that are no assignment."""
-    for own, module in nnx.iter_modules(network):
-        call: Any = type(module).__call__ if callable(module) else None
-        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
-        if _name(own) == path and code is not None:
-            return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
-    return "an unknown line"
+    call: Any = type(module).__call__ if callable(module) else None
+    code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
+    if code is None:
+        return "an unknown line"
+    return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
