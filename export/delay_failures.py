@@ -48,7 +48,7 @@ def failures_explained(reference: NetworkCopy, observation: Any, **options: Any)
 
 def _works(reference: NetworkCopy, observation: Any, options: dict[str, Any]) -> bool:
     try:
-        fresh = reference.initialize_state(1)
+        fresh = reference.initialize_state(2)
         rows = jax.tree.unflatten(jax.tree.structure(fresh), fresh_rows(reference))
         trace_step(reference, rows, observation, **options)
     except ExportError:

@@ -80,6 +80,11 @@ class NetworkCopy:
 
         return jax.jit(step)
 
+    @functools.cached_property
+    def _reset(self) -> Any:
+        # Under jit, where a rollout calls it too.
+        return jax.jit(lambda carry: self.merge().reset_state(carry))
+
     def reset_state(self, carry: Any) -> Any:
         """Return what the network makes of `carry` at the end of an episode.
 
@@ -87,8 +92,7 @@ class NetworkCopy:
             NetworkError: The network's own `reset_state` fails or changes the carry's structure.
         """
         try:
-            # Under jit, where a rollout calls it too.
-            reset = jax.jit(lambda carry: self.merge().reset_state(carry))(carry)
+            reset = self._reset(carry)
         except Exception as error:
             raise NetworkError(f"reset_state failed with {_named(error)}") from error
         before, after = jax.tree.structure(carry), jax.tree.structure(reset)
@@ -187,13 +191,18 @@ def fresh_rows(copy: NetworkCopy, kept: list[bool] | None = None) -> list[Any]:
                 "leaf that "
                 "initialize_state returns must lead with the batch axis"
             )
-        rows.append(leaf[0])
+        rows.append(_first_row(leaf))
         if kept is not None and kept[index] and not _rows_equal(leaf):
             raise RandomnessError(
                 f"{name} differs between fresh environments and influences the action: a robot's "
                 "initial carry would be a matter of chance. Initialize it with constants"
             )
     return rows
+
+
+def _first_row(leaf: Any) -> Any:
+    # On the host, where an index is not compiled for each shape.
+    return leaf[0] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[0])
 
 
 def _rows_equal(leaf: Any) -> bool:

@@ -36,6 +36,7 @@ from export.structure import (
     require_importable_classes,
 )
 from export.trace import TracedStep, trace_step
+from export.trajectory import GOLDEN_ROWS
 from serving import manifest as bundle_format
 from serving import tree as serving_tree
 
@@ -142,8 +143,9 @@ def build_step(
         "disabled_passes": disabled,
     }
     with failures_explained(reference, observation, **options):
-        fresh = copy.initialize_state(1)
-        layout = align(reference.initialize_state(1), fresh)
+        # Of as many rows as the golden trajectory has: each number is compiled once.
+        fresh = copy.initialize_state(GOLDEN_ROWS)
+        layout = align(reference.initialize_state(GOLDEN_ROWS), fresh)
         rows = jax.tree.unflatten(jax.tree.structure(fresh), fresh_rows(copy))
         traced = trace_step(copy, rows, observation, **options)
     refuse_ring_readers(reference, copy, layout, observation, batch_size, traced.unsimplified)
@@ -293,7 +295,7 @@ def _network_carry(
     packed: PackedCarry,
 ) -> bundle_format.NetworkCarry:
     """Describe the network's own carry and what became of each of its leaves."""
-    carry = reference.initialize_state(1)
+    carry = reference.initialize_state(GOLDEN_ROWS)
     order = [index for index, keep in enumerate(kept) if keep]
     places = dict(zip(order, packed.places, strict=True))
     leaves = []

@@ -160,7 +160,7 @@ def test_a_slot_read_from_a_population_graphs_carry_is_refused(tmp_path):
             IsRightInARingOnly,
             r"acts otherwise.* action is .* instead of .*'delay \(Delay\)'.*delay_line\.read",
         ),
-        (Flattens, r"^carry\['flat'\] is float32\[1, 13\], and float32\[1, 12\] once delays"),
+        (Flattens, r"^carry\['flat'\] is float32\[2, 13\], and float32\[2, 12\] once delays"),
     ],
 )
 def test_other_uses_of_the_carry_are_refused_with_the_modules_name(tmp_path, network, message):
