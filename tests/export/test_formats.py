@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import numpy as np
 import onnxruntime
 import pytest
+from export_networks import make
 from flax import nnx
 
 from export import export_policy
+from export.formats.onnx import convert
 from export.formats.stablehlo import STABLEHLO_VERSION
+from export.step import build_step
 from nnx_ppo.environments.policies import make_delayed_graph_policy
 from serving import load_policy
 
@@ -145,3 +150,16 @@ def test_a_graph_exported_for_one_batch_size_runs(tmp_path, batch_size):
         np.testing.assert_allclose(
             session.step(observation), output.output.actions, rtol=1e-5, atol=1e-6
         )
+
+
+def test_an_optimizer_of_tf2onnx_that_fails_does_no_harm(monkeypatch):
+    step = build_step(*make("mlp"))
+    whole = convert(step).SerializeToString()
+
+    def fail(self, graph, iteration):
+        raise ValueError("broken")
+
+    # Nothing in this graph that it could reorder.
+    monkeypatch.setattr("tf2onnx.optimizer.transpose_optimizer.TransposeOptimizer.optimize", fail)
+    assert convert(step).SerializeToString() == whole
+    assert "TF2ONNX_CATCH_ERRORS" not in os.environ
