@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import jax
 from flax import nnx
 
 from nnx_ppo.algorithms.config import DistillationTrainConfig, DistillationTrainResult
@@ -12,6 +13,10 @@ from nnx_ppo.algorithms.distillation_step import (
     distillation_step,
     distillation_unroll_env,
     new_distillation_state,
+)
+from nnx_ppo.algorithms.sharding import (
+    compile_on_mesh,
+    replicate_module,
 )
 from nnx_ppo.algorithms.training_loop import (
     CheckpointFn,
@@ -34,7 +39,8 @@ __all__ = [
     "train_distillation",
 ]
 
-compiled_distillation_step = nnx.jit(distillation_step, static_argnums=(0, 3, 4, 5, 6, 7, 8))
+STATIC_ARGUMENTS = (0, 3, 4, 5, 6, 7, 8)
+compiled_distillation_step = nnx.jit(distillation_step, static_argnums=STATIC_ARGUMENTS)
 
 
 def default_distillation_config() -> DistillationTrainConfig:
@@ -55,6 +61,7 @@ def train_distillation(
     checkpoint_fn: CheckpointFn | None = None,
     eval_env: RLEnv | None = None,
     initial_state: DistillationState | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> DistillationTrainResult:
     """Trains a student to act as a teacher does.
 
@@ -73,6 +80,7 @@ def train_distillation(
         checkpoint_fn: As for ``train_ppo``.
         eval_env: Environment of the student's evaluations and videos; ``env`` if None.
         initial_state: Where to go on from; its student is the one trained.
+        mesh: As for ``train_ppo``.
 
     Returns:
         The final state, its metrics, and the results of all evaluations.
@@ -80,7 +88,8 @@ def train_distillation(
     Raises:
         TypeError: ``n_minibatches`` does not divide ``n_envs``.
         ValueError: the initial state has another number of environments than the settings, or
-            more steps are asked for than can be counted.
+            more steps are asked for than can be counted, or ``n_envs`` environments cannot be
+            divided evenly among the devices of the mesh.
     """
     config = copy.deepcopy(config) if config is not None else default_distillation_config()
     settings = config.distillation
@@ -106,8 +115,13 @@ def train_distillation(
         check_n_envs(state, settings.n_envs)
     percentiles = tuple(settings.logging_percentiles) if settings.logging_percentiles else None
 
+    step = compiled_distillation_step
+    if mesh is not None:
+        replicate_module(teacher, mesh)
+        step = compile_on_mesh(distillation_step, mesh, STATIC_ARGUMENTS)
+
     def iterate(state: DistillationState) -> tuple[DistillationState, dict[str, Any]]:
-        return compiled_distillation_step(
+        return step(
             env,
             teacher,
             state,
@@ -135,6 +149,7 @@ def train_distillation(
             video_fn=video_fn,
             checkpoint_fn=checkpoint_fn,
             measure_throughput=LoggingLevel.THROUGHPUT in settings.logging_level,
+            mesh=mesh,
         ),
     )
     return DistillationTrainResult(

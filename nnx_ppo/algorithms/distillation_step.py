@@ -20,6 +20,7 @@ from nnx_ppo.algorithms.ppo_step import (
 )
 from nnx_ppo.algorithms.replay import replay_rollout
 from nnx_ppo.algorithms.rollout import truncation_of
+from nnx_ppo.algorithms.sharding import shard_environments
 from nnx_ppo.algorithms.trees import strong_types, tree_sum, tree_where
 from nnx_ppo.algorithms.types import (
     DistillationState,
@@ -133,6 +134,7 @@ def distillation_unroll_env(
         variables, states = carry
         teacher, student = nnx.merge(graphdef, variables, copy=True)
         states, transition = distillation_single_transition(env, teacher, student, states, keys)
+        states, transition = shard_environments((states, transition), batch_size)
         return (nnx.state((teacher, student)), states), transition
 
     (variables, states), rollout = jax.lax.scan(
@@ -227,7 +229,9 @@ def distillation_step(
 
     def update(student: StatefulModule, optimizer: nnx.Optimizer, envs: jax.Array) -> Any:
         minibatch = jax.tree.map(lambda leaf: leaf[:, envs], learning_data)
+        minibatch = shard_environments(minibatch, envs.shape[0], axis=1)
         states = jax.tree.map(lambda leaf: leaf[envs], state.student_states)
+        states = shard_environments(states, envs.shape[0])
         gradients, metrics = nnx.grad(distillation_loss, has_aux=True)(
             student, states, minibatch, logging_level
         )

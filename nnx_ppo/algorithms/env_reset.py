@@ -1,11 +1,13 @@
 """Starting new episodes in those environments of a batch whose episode has ended."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jp
 from jaxtyping import Bool, Key
 
+from nnx_ppo.algorithms.sharding import on_each_device
 from nnx_ppo.algorithms.trees import has_leading_axis, promote_tree, tree_where
 from nnx_ppo.algorithms.types import RLEnv
 
@@ -37,12 +39,23 @@ def reset_finished(
         The states to continue from. Leaves have the type in which both a reset and a step fit.
     """
     batch_size = done.shape[0]
-    group_size = min(batch_size, max(MIN_RESETS_PER_ROUND, batch_size // BATCH_FRACTION_PER_ROUND))
     leaves = jax.tree.leaves(env_states)
     if not all(has_leading_axis(leaf, batch_size) for leaf in leaves):
         # Fields shared between environments come from a reset of the whole batch.
         return tree_where(done, jax.vmap(env.reset)(keys), env_states)
+    # On several devices each one resets its own, as often as it has to and without the others.
+    reset = on_each_device(functools.partial(_reset_in_groups, env), batch_size)
+    return reset(env_states, done, keys)
 
+
+def _reset_in_groups(
+    env: RLEnv,
+    env_states: Any,
+    done: Bool[jax.Array, " batch"],
+    keys: Key[jax.Array, " batch"],
+) -> Any:
+    batch_size = done.shape[0]
+    group_size = min(batch_size, max(MIN_RESETS_PER_ROUND, batch_size // BATCH_FRACTION_PER_ROUND))
     # Jitted so that its trace, which for a physics engine takes seconds, serves both uses below.
     reset_group = jax.jit(jax.vmap(env.reset))
     env_states = promote_tree(env_states, jax.eval_shape(reset_group, keys[:group_size]))

@@ -2,12 +2,14 @@
 
 import copy
 
+import jax
 from flax import nnx
 
 from nnx_ppo.algorithms.config import TrainConfig, TrainResult
 from nnx_ppo.algorithms.gae import gae
 from nnx_ppo.algorithms.ppo_loss import ppo_loss
 from nnx_ppo.algorithms.ppo_step import new_training_state, ppo_step
+from nnx_ppo.algorithms.sharding import compile_on_mesh
 from nnx_ppo.algorithms.training_loop import (
     CheckpointFn,
     LogFn,
@@ -31,7 +33,8 @@ __all__ = [
 ]
 
 # The numbers among the arguments stay dynamic: changing one does not compile anew.
-compiled_ppo_step = nnx.jit(ppo_step, static_argnums=(0, 2, 3, 7, 8, 9, 10, 12, 13, 14))
+STATIC_ARGUMENTS = (0, 2, 3, 7, 8, 9, 10, 12, 13, 14)
+compiled_ppo_step = nnx.jit(ppo_step, static_argnums=STATIC_ARGUMENTS)
 
 
 def default_config() -> TrainConfig:
@@ -51,6 +54,7 @@ def train_ppo(
     checkpoint_fn: CheckpointFn | None = None,
     eval_env: RLEnv | None = None,
     initial_state: TrainingState | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TrainResult:
     """Trains a network in an environment.
 
@@ -73,6 +77,8 @@ def train_ppo(
         eval_env: Environment of evaluations and videos; ``env`` if None.
         initial_state: Where to go on from, as ``load_checkpoint`` returns it; its network is the
             one trained, and ``networks`` is then not used.
+        mesh: Devices to spread the environments over (docs/devices.md). With those of several
+            processes, give each the same arguments; only the first one's callbacks are called.
 
     Returns:
         The final state, its metrics, and the results of all evaluations.
@@ -80,7 +86,8 @@ def train_ppo(
     Raises:
         TypeError: ``n_minibatches`` does not divide ``n_envs``.
         ValueError: the initial state has another number of environments than the settings, or
-            more steps are asked for than can be counted.
+            more steps are asked for than can be counted, or ``n_envs`` environments cannot be
+            divided evenly among the devices of the mesh.
         AssertionError: the critic's values and the environment's rewards differ in shape.
     """
     config = copy.deepcopy(config) if config is not None else default_config()
@@ -104,8 +111,12 @@ def train_ppo(
         check_n_envs(state, ppo.n_envs)
     percentiles = tuple(ppo.logging_percentiles) if ppo.logging_percentiles else None
 
+    step = compiled_ppo_step
+    if mesh is not None:
+        step = compile_on_mesh(ppo_step, mesh, STATIC_ARGUMENTS)
+
     def iterate(state: TrainingState) -> tuple[TrainingState, dict]:
-        return compiled_ppo_step(
+        return step(
             env,
             state,
             ppo.n_envs,
@@ -139,6 +150,7 @@ def train_ppo(
             video_fn=video_fn,
             checkpoint_fn=checkpoint_fn,
             measure_throughput=LoggingLevel.THROUGHPUT in ppo.logging_level,
+            mesh=mesh,
         ),
     )
     return TrainResult(

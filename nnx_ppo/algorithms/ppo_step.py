@@ -12,6 +12,7 @@ from nnx_ppo.algorithms.metrics import compute_metrics, log_weight_stats
 from nnx_ppo.algorithms.optimizers import make_gradient_transformation
 from nnx_ppo.algorithms.ppo_loss import ppo_loss
 from nnx_ppo.algorithms.rollout import unroll_env
+from nnx_ppo.algorithms.sharding import shard_environments
 from nnx_ppo.algorithms.trees import strong_types
 from nnx_ppo.algorithms.types import LoggingLevel, RLEnv, TrainingState
 from nnx_ppo.networks.types import StatefulModule
@@ -114,7 +115,9 @@ def ppo_step(
 
     def update(networks: StatefulModule, optimizer: nnx.Optimizer, envs: jax.Array) -> Any:
         minibatch = jax.tree.map(lambda leaf: leaf[:, envs], learning_data)
+        minibatch = shard_environments(minibatch, envs.shape[0], axis=1)
         states = jax.tree.map(lambda leaf: leaf[envs], training_state.network_states)
+        states = shard_environments(states, envs.shape[0])
         gradients, metrics = nnx.grad(ppo_loss, has_aux=True)(
             networks,
             states,

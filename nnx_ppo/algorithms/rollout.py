@@ -17,6 +17,7 @@ from nnx_ppo.algorithms.render_rollout import (
     eval_rollout_for_render_scan,
     unstack_trajectory,
 )
+from nnx_ppo.algorithms.sharding import shard_environments
 from nnx_ppo.algorithms.trees import tree_where
 from nnx_ppo.algorithms.types import EnvState, RLEnv, Transition
 from nnx_ppo.networks.types import ModuleState, StatefulModule
@@ -106,6 +107,7 @@ def unroll_env(
         variables, states = carry
         networks = nnx.merge(graphdef, variables, copy=True)
         states, transition = single_transition(env, networks, states, keys)
+        states, transition = shard_environments((states, transition), batch_size)
         return (nnx.state(networks), states), transition
 
     (variables, (network_state, env_state)), rollout = jax.lax.scan(

@@ -14,6 +14,11 @@ from nnx_ppo.algorithms.config import EvalConfig, VideoConfig, VideoData
 from nnx_ppo.algorithms.random_streams import with_streams_from
 from nnx_ppo.algorithms.render_rollout import rollout_for_render
 from nnx_ppo.algorithms.rollout import eval_rollout, unstack_trajectory
+from nnx_ppo.algorithms.sharding import (
+    local_module,
+    local_training_state,
+    shard_training_state,
+)
 from nnx_ppo.algorithms.types import RLEnv
 from nnx_ppo.networks.types import StatefulModule
 
@@ -46,6 +51,27 @@ class Observers:
     video_fn: VideoFn | None = None
     checkpoint_fn: CheckpointFn | None = None
     measure_throughput: bool = False
+    mesh: jax.sharding.Mesh | None = None
+    """The devices that the training state is spread over."""
+
+    def __post_init__(self) -> None:
+        if not self.writes:
+            self.log_fn = self.video_fn = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether callbacks are called here: of processes that train together, in the first."""
+        return self.mesh is None or jax.process_index() == 0
+
+    def checkpoint(self, state: Any, steps: int, previous: int) -> None:
+        """Saves a checkpoint if it is due; processes that train together all take part."""
+        every = self.checkpoint_every_steps
+        if self.checkpoint_fn is None or not should_run(steps, previous, every):
+            return
+        if self.mesh is not None:
+            state = local_training_state(state)
+        if self.writes:
+            self.checkpoint_fn(state, steps)
 
     def who_watches_videos(self) -> VideoFn | None:
         """Returns the ``video_fn`` if videos are to be recorded and the environment can render.
@@ -124,6 +150,8 @@ def run_training_loop(
     steps = int(state.steps_taken)
     # States from elsewhere may count in a type that loses steps, such as float32.
     state = state.replace(steps_taken=jp.asarray(steps, jp.uint32))
+    if observers.mesh is not None:
+        state = shard_training_state(state, observers.mesh)
     iterations = 0
     eval_history: list[dict[str, Any]] = []
 
@@ -134,9 +162,7 @@ def run_training_loop(
         metrics |= _evaluate(observers, state, steps, eval_history)
     if video_fn is not None:
         metrics |= _record_video(observers, video_fn, state, steps, iterations)
-    every = observers.checkpoint_every_steps
-    if observers.checkpoint_fn is not None and should_run(steps, -every, every):
-        observers.checkpoint_fn(state, steps)
+    observers.checkpoint(state, steps, previous=-observers.checkpoint_every_steps)
     if observers.log_fn is not None and metrics:
         observers.log_fn(metrics, steps)
 
@@ -152,8 +178,7 @@ def run_training_loop(
             metrics |= _evaluate(observers, state, steps, eval_history)
         if video_fn is not None and should_run(steps, previous, observers.video.every_steps):
             metrics |= _record_video(observers, video_fn, state, steps, iterations)
-        if observers.checkpoint_fn is not None and should_run(steps, previous, every):
-            observers.checkpoint_fn(state, steps)
+        observers.checkpoint(state, steps, previous)
         if observers.log_fn is not None:
             observers.log_fn(metrics, steps)
 
@@ -212,7 +237,11 @@ def _eval_copy(observers: Observers, state: Any, key: jax.Array) -> StatefulModu
 
     The network in training keeps its mode and random streams, also if evaluation fails.
     """
-    copy = with_streams_from(observers.network_of(state), key)
+    networks = observers.network_of(state)
+    if observers.mesh is not None:
+        # Each process evaluates for itself on one device, and all get the same.
+        networks = local_module(networks)
+    copy = with_streams_from(networks, key)
     copy.eval()
     return copy
 
